@@ -39,7 +39,7 @@ def seed_weights(network, seed):
 def _weight(name, shape, seed):
     source = torch.Generator().manual_seed(seed * 1_000_003 + zlib.crc32(name.encode()))
     drawn = torch.randn(shape, generator=source)
-    if "norm" in name:
+    if "norm" in name.lower():
         return 1 + 0.1 * drawn
     if "bias" in name:
         return 0.5 * drawn

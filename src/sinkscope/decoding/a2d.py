@@ -15,6 +15,7 @@ Not modelled: the binomial schedule, ``cfg_keep_tokens``, suppressed tokens, and
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,9 @@ from sinkscope.decoding.canvas import Batch, Step, publishing
 from sinkscope.decoding.projection import check_finite, with_unconditional
 from sinkscope.decoding.sdar import BlockWriter, block_diffusion_steps
 from sinkscope.decoding.settings import A2DSettings
+from sinkscope.errors import CallError
 from sinkscope.models import Model
+from sinkscope.models.families.a2d_family import ENCODER
 
 
 def scheduled_quotas(masks: int, steps: int) -> list[int]:
@@ -44,6 +47,8 @@ def a2d_steps(model: Model, batch: Batch, settings: A2DSettings) -> Iterator[Ste
     """Write ``settings.length`` tokens after each prompt, one `Step` for each forward call."""
     shifted = replace(model, family=replace(model.family, shift=settings.right_shift_logits))
     if settings.algorithm == "bd3lm":
+        if model.family.name == ENCODER.name:
+            raise CallError(f"algorithm: expected mdlm for {model.card.name}, an encoder without a cache, found bd3lm")
         return block_diffusion_steps(shifted, batch, settings, BD3LMWriter)
     return block_steps(shifted, batch, settings, BlockRule(quotas=scheduled_quotas))
 
@@ -100,7 +105,7 @@ class BD3LMWriter(BlockWriter):
             self.last = hidden[:, -1:]
         return hidden
 
-    def _choose(self, hidden: Tensor, masked: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(self, hidden: Tensor, masked: Tensor, share: Any) -> tuple[Tensor, Tensor, Tensor]:
         if self.settings.right_shift_logits:
             hidden = torch.cat([self.last, hidden[:, :-1]], dim=1)
         logits = self.model.network.lm_head(hidden).to(masked.device)

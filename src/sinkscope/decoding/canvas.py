@@ -39,7 +39,7 @@ class Work:
 
 
 class WorkMeter:
-    """Adds up the work of the rows of a batch; the network is a Llama or Qwen2, with or without a sink.
+    """Adds up the work of the rows of a batch; the network is a Llama, Qwen2 or BERT, with or without a sink.
 
     A row is charged its cost alone: padding, positions that only fill a batch, and calls after it has finished are not
     counted. Norms, rotations, softmax and sampling are no products, and not counted.
@@ -49,7 +49,8 @@ class WorkMeter:
         config = network.config
         width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
         dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
-        queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+        heads = config.num_attention_heads
+        queries, keys = heads * dim, (getattr(config, "num_key_value_heads", None) or heads) * dim
         sink = getattr(network.model, "sink_token", None)
         gated = sink is not None and sink.variant.kind == "gate"
         token = None if sink is None or sink.variant.kind != "token" or sink.hidden else sink.variant
@@ -60,7 +61,7 @@ class WorkMeter:
         self._pair = 2 * queries  # of one query and one key
         experts = getattr(config, "num_local_experts", None)
         dense = layers if experts is None else getattr(config, "first_k_dense_replace", 0)
-        self._mlps = dense * 3 * width * inner  # of all layers
+        self._mlps = dense * (2 if config.model_type == "bert" else 3) * width * inner  # of all layers
         if experts is not None:  # the router, the experts that it chooses, and those that all tokens share
             chosen = config.num_experts_per_tok + getattr(config, "n_shared_experts", 0)
             self._mlps += (layers - dense) * (width * experts + chosen * 3 * width * config.moe_intermediate_size)
@@ -69,7 +70,7 @@ class WorkMeter:
         values = 0 if token is None or token.zero_value else layers * keys + (layers - 1) * queries
         self._token_projections = alone * width * (layers * keys + values)
         self._token_mlps = alone * (layers - 1) * 3 * width * inner
-        self._word = width * network.lm_head.out_features
+        self._word = sum(one.numel() for one in network.lm_head.parameters() if one.ndim == 2)
         # Over all layers.
         self._forwards, self._rows, self._pairs, self._values = ([0] * rows for _ in range(4))
         self._words: Tensor | list[Any] = [0] * rows
@@ -200,7 +201,7 @@ class Publisher:
     ) -> None:
         self._session, self._causal, self._shift = session, causal, shift
         self._mask_id = -1 if mask_id is None else mask_id
-        self._lengths = torch.zeros(0, dtype=torch.long, device="cpu")
+        self._lengths, self._width = torch.zeros(0, dtype=torch.long, device="cpu"), 0
         self.listened = session is not None
 
     def before(
@@ -215,11 +216,11 @@ class Publisher:
         """Publish that a forward call is about to run, with the fields of `StepContext`.
 
         Args:
-            candidates: bool [batch, position], where this step may commit a token, for an autoregressive model one
-                position beyond its tokens.
+            candidates: bool [batch, position], where this step may commit a token, for an autoregressive model, or
+                behind a finished block, one position beyond its tokens.
         """
         if self._session is not None:
-            self._lengths = lengths
+            self._lengths, self._width = lengths, tokens.shape[1]
             readers = None if candidates is None else self._readers(candidates)
             given = (tokens, masked, lengths, tuple(rows), tuple(rows))
             self._session.begin_step(StepContext(*given, readers=readers, final_queries=final_queries))
@@ -232,7 +233,7 @@ class Publisher:
 
     def _readers(self, places: Tensor) -> Tensor:
         """Return the queries whose outputs tokens of some places are read from, bool [batch, position]."""
-        if self._causal:
+        if self._causal or places.shape[1] > self._width:  # behind the newest query
             return places[:, 1:]
         if not self._shift:
             return places

@@ -11,9 +11,10 @@ from torch import Tensor
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
 from sinkscope.decoding.caches.keeping import attention_weights
 from sinkscope.decoding.generation import generate
-from sinkscope.errors import ModelError
+from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model, block_length
 from sinkscope.models.any_causal import NAME as ANY_CAUSAL
+from sinkscope.models.families.a2d_family import ENCODER
 from sinkscope.models.layouts import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 
@@ -74,8 +75,9 @@ class _HideOne(Hider):
 @torch.no_grad()
 def check_model(model: Model) -> list[Check]:
     """Run every check on a canvas that fits the model; a small model takes seconds."""
-    tokens, known = _canvas(model), model.family.name != ANY_CAUSAL  # of another network the shape says too little
-    logits, mapper = _logits(model, tokens), _Mapper()
+    known = model.family.name not in (ANY_CAUSAL, ENCODER.name)  # of another network the shape says too little
+    tokens, mapper = _canvas(model), _Mapper()
+    logits = _logits(model, tokens)
     largest = float(logits.abs().max())
     with subscribed(model.network, mapper):
         watched = _logits(model, tokens)
@@ -241,11 +243,13 @@ def _reading(model: Model) -> list[Check]:
 
     A network that finds the text no likelier than chance is not told apart, and passes.
     """
-    tokenizer, causal, mask_id = model.tokenizer, model.family.causal, model.card.mask_id
-    question, answer = model.encode(QUESTION), tokenizer(ANSWER, add_special_tokens=False).input_ids
+    causal, mask_id = model.family.causal, model.card.mask_id
+    try:
+        question, answer = model.encode(QUESTION), model.tokenize(ANSWER, special=False)
+    except CallError:  # words that it does not know
+        return []
     text = torch.tensor([[*question, *answer]], device=model.device)
-    unknown = tokenizer.unk_token_id
-    if len(answer) < 8 or text.shape[1] > model.card.max_positions or unknown in question + answer:
+    if len(answer) < 8 or text.shape[1] > model.card.max_positions:
         return []
     shifted = causal or model.family.shift
     number = torch.arange(text.shape[1], device=text.device)

@@ -23,7 +23,7 @@ from sinkscope.decoding.caches.policy import parse_cache
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Step, WorkMeter, masked_canvas, publishing, row_generators, scattered
 from sinkscope.decoding.projection import project
-from sinkscope.decoding.settings import DreamSettings
+from sinkscope.decoding.settings import DreamSettings, OpenDLLMSettings
 from sinkscope.models import Model
 
 
@@ -67,7 +67,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
                 elif own_block is None:
                     if by_chance:
                         assert shares is not None
-                        candidates = _by_chance(masked, counts, shares[step], sources)
+                        candidates = masks_by_chance(masked, counts, shares[step], sources)
                     candidates = candidates if places is None else candidates & places
                 open_counts = candidates.sum(-1).tolist()
                 publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
@@ -75,7 +75,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
                 hidden = reader.read(canvas, writing, publisher.listened)
                 logits = project(model, hidden, candidates, layout, most=sum(open_counts))
                 reader.judge(logits, candidates)
-                token, sure = _choose(logits, open_counts, judged, sources)
+                token, sure = choose(logits, open_counts, judged, sources)
                 predicted, confidence = scattered(candidates, token, sure)
                 written = torch.full_like(canvas, -1)
                 if by_chance or refreshes:
@@ -106,7 +106,7 @@ def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") ->
     return shares
 
 
-def _by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[torch.Generator]) -> Tensor:
+def masks_by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[torch.Generator]) -> Tensor:
     """The masks that a step of ``origin`` unmasks; ``counts`` of them in each row."""
     drawn = [
         torch.rand(count, device=masked.device, generator=source, dtype=torch.float32)
@@ -115,13 +115,16 @@ def _by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[t
     return torch.zeros_like(masked).masked_scatter_(masked, torch.cat(drawn) < share.item())
 
 
-def _choose(
-    logits: Tensor, counts: list[int], settings: DreamSettings, sources: list[torch.Generator]
+def choose(
+    logits: Tensor, counts: list[int], settings: OpenDLLMSettings, sources: list[torch.Generator], exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row."""
+    """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row.
+
+    Open-dLLM is ``exact``: it takes probabilities in float32 whatever the dtype.
+    """
     if settings.temperature > 0:
         logits = logits / settings.temperature
-    probabilities = torch.softmax(_restrict(logits, settings), dim=-1)
+    probabilities = torch.softmax(_restrict(logits, settings), dim=-1, dtype=torch.float32 if exact else None)
     sure, token = probabilities.max(dim=-1)
     if settings.temperature > 0:
         rows = zip(probabilities.split(counts), token.split(counts), sources, strict=True)
@@ -131,7 +134,8 @@ def _choose(
         best = probabilities.topk(2, dim=-1).values
         sure = best[:, 0] - best[:, 1]
     elif settings.algorithm == "entropy":
-        sure = (probabilities * torch.log(probabilities + 1e-10)).sum(-1)
+        least = probabilities.clamp(min=1e-10) if exact else probabilities + 1e-10
+        sure = (probabilities * least.log()).sum(-1)
     return token, sure
 
 
@@ -145,7 +149,7 @@ def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tenso
     return torch.multinomial(shares, 1, replacement=True, generator=source).squeeze(-1)
 
 
-def _restrict(logits: Tensor, settings: DreamSettings) -> Tensor:
+def _restrict(logits: Tensor, settings: OpenDLLMSettings) -> Tensor:
     """Keep the least set of tokens that exceeds top_p, then its top_k; the others get the least finite number."""
     least = torch.finfo(logits.dtype).min
     if settings.top_p < 1:

@@ -72,6 +72,9 @@ class BlockWriter:
         self.final = self.end(self.prompt, settings)
         self.canvas = pad(batch.tokens, (0, self.final - self.prompt), value=self.mask_id)
         self.cache = DynamicCache(config=model.network.config)
+        turn = model.family.end_of_turn
+        turns = [] if turn is None or turn >= model.card.vocabulary else [turn]
+        self.ends = torch.tensor([*model.card.ends, *turns], device=self.canvas.device)
         self.source = torch.Generator(self.canvas.device).manual_seed(settings.seed)
         self.meter = WorkMeter(model.network, 1)
 
@@ -84,9 +87,6 @@ class BlockWriter:
     def steps(self) -> Iterator[Step]:
         """Yield each call with the tokens so far."""
         block, canvas = self.settings.block, self.canvas
-        turn = self.model.family.end_of_turn
-        turns = [] if turn is None or turn >= self.model.card.vocabulary else [turn]
-        ends = torch.tensor([*self.model.card.ends, *turns], device=canvas.device)
         first = self.prompt // block * block
         with (
             self.model.network.model.blocks_of(block),
@@ -100,33 +100,39 @@ class BlockWriter:
                         break
                     yield self.call(start, start + block, share)
                 yield self.call(start, start + block)
-                if self.settings.stop and bool(torch.isin(canvas[:, self.prompt : start + block], ends).any()):
+                if self.settings.stop and bool(torch.isin(canvas[:, self.prompt : start + block], self.ends).any()):
                     return
 
     def call(self, start: int, stop: int, share: int | None = None) -> Step:
         """Denoise some positions behind the cache; without a share read them, which stores their keys and values."""
-        reads, tokens, inputs = share is None, self.canvas[:, :stop].clone(), self._inputs(stop)
-        masked = tokens == self.mask_id
-        candidates = torch.zeros_like(masked)
-        candidates[:, start:] = masked[:, start:] & (not reads)
+        reads, places = share is None, self._candidates(start, stop, share)
+        tokens, inputs = self.canvas[:, : max(stop, places.stop)].clone(), self._inputs(stop)
+        candidates = torch.zeros_like(tokens, dtype=torch.bool)
+        candidates[:, places] = tokens[:, places] == self.mask_id
         lengths, every = torch.full((len(inputs),), stop, device="cpu"), candidates.expand(len(inputs), -1)
         self.publisher.before(inputs, inputs == self.mask_id, lengths, [0], candidates=every, final_queries=reads)
         hidden = self._read(inputs, start, reads)
         self.meter.add(0, stop - start, stop, len(inputs))
         predicted, written = (torch.full_like(tokens, -1) for _ in range(2))
         confidence = torch.full(tokens.shape, torch.nan, device=tokens.device, dtype=torch.float32)
-        if share is not None:
+        if not reads:
             self.cache.crop(start - stop)
-            self.meter.add_words(torch.ones_like(masked[:, start:]), len(inputs))
-            token, probability, chosen = self._choose(hidden, masked[0, start:], share)
+        if places.start < places.stop:
+            projected = torch.ones_like(candidates[:, start:stop][:, -self.settings.block :])
+            self.meter.add_words(projected, len(inputs))
+            token, probability, chosen = self._choose(hidden, candidates[0, start:], share)
             written[0, start:] = torch.where(chosen, token, -1)
-            either = chosen | masked[0, start:]
+            either = chosen | candidates[0, start:]
             predicted[0, start:] = torch.where(either, token, -1)
             confidence[0, start:] = torch.where(either, probability.float(), torch.nan)
             tokens = torch.where(written >= 0, written, tokens)
-            self.canvas[:, :stop] = tokens
+            self.canvas[:, : tokens.shape[1]] = tokens
         self.publisher.after(written, predicted, confidence)
         return Step(0, tokens, written, confidence, self.meter)
+
+    def _candidates(self, start: int, stop: int, share: int | None) -> slice:
+        """Return the places whose masks a call may commit; a call that reads commits none."""
+        return slice(stop if share is None else start, stop)
 
     def _inputs(self, stop: int) -> Tensor:
         """Return the canvases of a call, int64 [copy, position]."""
@@ -139,15 +145,15 @@ class BlockWriter:
             input_ids=inputs[:, start:], position_ids=positions, past_key_values=self.cache, use_cache=True
         ).last_hidden_state
 
-    def _choose(self, hidden: Tensor, masked: Tensor, share: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(self, hidden: Tensor, masked: Tensor, share: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return each position's token and its probability, and which positions are committed, each [position]."""
         logits = self.model.network.lm_head(hidden)[0].to(masked.device)
-        token, probability = _draw(check_finite(logits), self.settings, self.source)
+        token, probability = draw(check_finite(logits), self.settings, self.source)
         chosen = _places(probability, masked, share, self.settings)
         return token, probability, chosen & masked if self.settings.temperature == 0 else chosen
 
 
-def _draw(logits: Tensor, settings: BlockDiffusionSettings, source: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, settings: Any, source: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return each position's token, int64 [position], and its probability; ``logits`` are [position, vocabulary]."""
     if settings.temperature == 0:
         token = logits.argmax(-1)

@@ -14,7 +14,7 @@ from sinkscope.models.families import FAMILIES
 from sinkscope.models.family import Family
 
 RANGES = {
-    **dict.fromkeys(("length", "steps", "block", "block_steps"), (1, inf)),
+    **dict.fromkeys(("length", "steps", "block", "block_steps", "small_block"), (1, inf)),
     **dict.fromkeys(("temperature", "alg_temp", "guidance"), (0, 1000)),
     "top_k": (0, inf),
     **dict.fromkeys(("top_p", "eps", "threshold", "factor"), (0, 1)),
@@ -162,23 +162,19 @@ class A2DSettings(BlockSettings):
 
 
 @dataclass(frozen=True)
-class DreamSettings(Settings):
-    """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
-
-    The published function writes 20 tokens in 512 steps unless told otherwise, and so does this one.
+class OpenDLLMSettings(Settings):
+    """Open-dLLM's sampler over the whole canvas (pengzhangzhi/Open-dLLM, generation_utils.py), Dream's with changes.
 
     Attributes:
         length: tokens to write (published: ``max_new_tokens``).
-        steps: forward calls; there may be more of them than tokens, some then commit nothing.
+        steps: forward calls; there may be more of them than tokens, as by default; some then commit nothing.
         top_p, top_k: change confidences also at temperature 0.
-        algorithm: which masks are committed first: random ones (origin), those with the most probable token
-            (maskgit_plus), with the largest distance between the two best tokens (topk_margin), with the least entropy
-            (entropy) (published: ``alg``).
-        alg_temp: draws positions from softmax(confidence / alg_temp); 0 takes the most confident ones. Not used by
-            origin.
+        algorithm: which masks are committed first (published: ``alg``): random ones (origin), those with the most
+            probable token (maskgit_plus), with the largest distance between the two best tokens (topk_margin), with the
+            least entropy (entropy), or all, while the least probable tokens are masked again (Open-dLLM's p2).
+        alg_temp: draws positions by confidence / alg_temp, Dream from its softmax, Open-dLLM with Gumbel noise; 0 takes
+            the most confident ones. Not used by origin and p2.
         eps: the last of the time steps, which run evenly from 1.
-        threshold: commits all masks of a block of at least this probability in a step, and always the most probable one
-            (Fast-dLLM, with its cache); 0 commits by the algorithm.
     """
 
     length: int = 20
@@ -186,10 +182,22 @@ class DreamSettings(Settings):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    algorithm: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] = "origin"
+    algorithm: Literal["origin", "maskgit_plus", "topk_margin", "entropy", "p2"] = "entropy"
     alg_temp: float = 0.0
     eps: float = 1e-3
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class DreamSettings(OpenDLLMSettings):
+    """Dream's sampler over the whole canvas (Dream-org/Dream-v0-Instruct-7B, generation_utils.py).
+
+    Attributes:
+        threshold: commits all masks of a block of at least this probability in a step, and always the most probable one
+            (Fast-dLLM, with its cache); 0 commits by the algorithm.
+    """
+
+    algorithm: Literal["origin", "maskgit_plus", "topk_margin", "entropy"] = "origin"
     cache: str = "none"
     threshold: float = 0.0
 
@@ -266,6 +274,37 @@ class LLaDA2Settings(BlockDiffusionSettings):
 
 
 @dataclass(frozen=True)
+class FastDLLMv2Settings(Settings):
+    """Fast-dLLM v2's block diffusion (Efficient-Large-Model/Fast_dLLM_v2_7B, ``generate`` of modeling.py).
+
+    Attributes:
+        length: tokens to write (published: ``max_new_tokens``); the last block is written to its end.
+        block: tokens of a block (published: ``block_size``); the model was trained with 32.
+        small_block: tokens of a small block (published: ``small_block_size``).
+        threshold: masks of a small block above this probability are committed, and always the most probable one.
+    """
+
+    length: int = 128
+    block: int = 32
+    small_block: int = 8
+    threshold: float = 1.0
+    temperature: float = 0.0
+    top_p: float = 0.95
+    seed: int = 0
+
+    follows_length: ClassVar = ()
+    top_k: ClassVar = 0
+
+    def misfits(self) -> Iterator[str]:
+        if self.block % self.small_block:
+            yield f"small_block: expected a divisor of {self.block}, found {self.small_block}"
+
+    @property
+    def most_calls(self) -> int:
+        return 1 + -(-self.length // self.block) * (self.block + 1)
+
+
+@dataclass(frozen=True)
 class AutoregressiveSettings(Settings):
     """One token a step from the left, with a cache of keys and values; writing stops at EOS."""
 
@@ -280,8 +319,10 @@ SHIPPED: dict[str, type[Settings]] = {
     "llada": LLaDASettings,
     "mmada": MMaDASettings,
     "dream": DreamSettings,
+    "open_dllm": OpenDLLMSettings,
     "sdar": SDARSettings,
     "llada2": LLaDA2Settings,
+    "fast_dllm_v2": FastDLLMv2Settings,
     "a2d": A2DSettings,
     "autoregressive": AutoregressiveSettings,
 }
@@ -292,6 +333,7 @@ OTHER_NAMES = {
     "gen_length": "length",
     "block_length": "block",
     "block_size": "block",
+    "small_block_size": "small_block",
     "cfg_scale": "guidance",
     "do_sample": "temperature",
     "alg": "algorithm",

@@ -148,13 +148,14 @@ def estimate(part: Part, card: Card = CARD) -> Cost:
     steps = length if shape.causal or part.parallel else part.settings.get("steps", length)
     prompts = part.prompts * (2 if part.task == "gsm8k_two_pass" else 1)
     copies = 2 if part.settings.get("guidance") else 1  # canvases of one prompt in a call
-    sizes = (shape, canvas, 1 if shape.causal else block, shape.causal or "block_steps" in part.settings)
+    denoising = part.settings.get("block_steps", block if "small_block" in part.settings else 0)
+    sizes = (shape, canvas, 1 if shape.causal else block, shape.causal or denoising > 0)
     fitting = _largest_batch(*sizes, card) // copies
-    if "block_steps" in part.settings:  # it reads the prompt, then each written block
+    if denoising:  # it reads the prompt, then each written block
         starts = range(prompt, prompt + length, block)
-        flops = part.settings["block_steps"] * sum(_flops(shape, block, block, at) for at in starts)
+        flops = denoising * sum(_flops(shape, block, block, at) for at in starts)
         flops += _flops(shape, prompt, 0) + sum(_flops(shape, block, 0, at) for at in starts)
-        steps = 1 + len(starts) * (part.settings["block_steps"] + 1)
+        steps = 1 + len(starts) * (denoising + 1)
     elif shape.causal:
         flops = _flops(shape, prompt, 1) + sum(_flops(shape, 1, 1, at) for at in range(prompt, canvas))
     else:

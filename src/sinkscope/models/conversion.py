@@ -13,6 +13,7 @@ from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models import any_causal
+from sinkscope.models.families.a2d_family import ENCODER, ENCODERS
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Layout
 
@@ -45,6 +46,10 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     if family.name == any_causal.NAME:
         network, made = f"transformers:{any_causal.network_name(config)}", any_causal.config_of(config, where)
         return Converted(None, network, config, None, eos_ids, any_causal.unread_keys(config, made))
+    if family.name == ENCODER.name:  # dllm ends its answers by the tokenizer
+        network, mask_id = f"sinkscope.models.encoders:{ENCODERS[config['model_type']]}", config["mask_token_id"]
+        unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
+        return Converted(None, network, config, mask_id, (), tuple(key for key in unread if key != "mask_token_id"))
     layout = STOCK.get(str(config.get("model_type")), family.layout)
     assert layout is not None  # a family without a layout is recognised in stock folders only
     file = f"{where}/config.json"

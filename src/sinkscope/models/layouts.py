@@ -117,6 +117,7 @@ _LLAMA = Layout(
 _QWEN2 = replace(
     _LLAMA,
     body="qwen2",
+    sizes={**_LLAMA.sizes, "block_size": "block_size"},  # Fast-dLLM v2 and SDAR have blocks
     flags=TIED,
     passed=_PASSED,
     fixed={
@@ -129,7 +130,6 @@ _QWEN2 = replace(
 _QWEN3 = replace(
     _QWEN2,
     body="qwen3",
-    sizes={**_LLAMA.sizes, "block_size": "block_size"},  # SDAR has blocks
     flags=same("tie_word_embeddings attention_bias"),
 )
 

@@ -114,6 +114,8 @@ class Plan:
         converted = self.converted
         if converted.layout is None:
             config = config_of(converted.fields, str(self.folder))
+            if converted.mask_id is not None:
+                config.mask_token_id = converted.mask_id
         else:
             config = getattr(transformers, BODIES[converted.layout.body][0])(**converted.fields)
         module, _, name = converted.network.partition(":")

@@ -1,8 +1,8 @@
 """Networks that some checkpoints need and transformers lacks, as small changes of its own; parameters keep their names.
 
-Llama with rotations in fp32, with learned positions, or with a head that has no row for the mask. Qwen3 and GLM-4-MoE
-with a block-causal mask, in which a token sees its own block and all blocks before it. Blocks are counted from the
-first token of the text, padding left out, so that a prompt need not end where a block does.
+Llama with rotations in fp32, with learned positions, or with a head that has no row for the mask. Qwen2, Qwen3 and
+GLM-4-MoE with a block-causal mask, in which a token sees its own block and all blocks before it. Blocks are counted
+from the first token of the text, padding left out, so that a prompt need not end where a block does.
 """
 
 from collections.abc import Iterator
@@ -18,6 +18,9 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Model,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
@@ -199,6 +202,19 @@ class BlockCausalQwen3(Qwen3ForCausalLM):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__(config)
         self.model = BlockCausalModel(config)
+        self.post_init()
+
+
+class BlockCausalQwen2Model(BlockCausal, Qwen2Model):
+    """Qwen2's layers under a block-causal mask."""
+
+
+class BlockCausalQwen2(Qwen2ForCausalLM):
+    """`Qwen2ForCausalLM` with a block-causal mask, as Fast-dLLM v2 has it."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__(config)
+        self.model = BlockCausalQwen2Model(config)
         self.post_init()
 
 

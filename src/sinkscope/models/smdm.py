@@ -45,7 +45,7 @@ FUSED, PACKED, GATE = "attn.attn.weight", "mlp.swiglu.w12.weight", "mlp.swiglu.w
 ROOM = "make room or choose another folder"
 
 
-def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None) -> Path:
+def convert(file: Path, out: Path, *, tokenizer: Path | None, heads: int | None = None) -> Path:
     """Write a folder with safetensors and a config.json from one of paper 2's checkpoints, and return it.
 
     Args:
@@ -60,7 +60,7 @@ def convert(file: Path, out: Path, *, tokenizer: Path, heads: int | None = None)
     """
     from safetensors.torch import save
 
-    if not (tokenizer / CORE).exists() and not (tokenizer / PIECES).exists():
+    if tokenizer is None or not any((tokenizer / name).exists() for name in (CORE, PIECES)):
         raise CallError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json, found none")
     with new_folder(out, ModelError, "the converted model", "config.json") as place:
         config, tensors = convert_weights(read_tensors(file), str(file), heads)

@@ -9,6 +9,7 @@ from typing import Any
 from sinkscope.errors import ModelError, first_line
 from sinkscope.models.any_causal import GGUF, NAME, reading_gguf
 from sinkscope.models.families import FAMILIES
+from sinkscope.models.families.a2d_family import ENCODER
 from sinkscope.models.family import Family
 from sinkscope.models.layouts import STOCK
 from sinkscope.runs.files import read_json_object
@@ -37,7 +38,7 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     path = folder / SETTINGS
     settings = read_json_object(path, ModelError, "fetch the file again") if path.exists() else {}
     kind = settings.get("tokenizer_class")
-    stock = config.get("model_type") in STOCK or family.name == NAME
+    stock = config.get("model_type") in STOCK or family.name in (NAME, ENCODER.name)
     known = (*_DATA_CLASSES, *family.tokenizer_classes, *((*_BYTE_PAIR_CLASSES, *_OTHERS) if stock else ()))
     if kind not in known and not (stock and "auto_map" not in settings):
         raise ModelError(
@@ -52,6 +53,11 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
         raise ModelError(
             f"{folder}: expected a tokenizer, found none that loads ({first_line(error)}); fetch its files again"
         ) from error
+    if family.name == ENCODER.name:  # as dllm writes: no tokens around a text, which end where padding begins
+        from tokenizers.processors import TemplateProcessing
+
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing("$A", "$A $B:1", [])
+        tokenizer.eos_token = tokenizer.eos_token or tokenizer.pad_token
     added = {one["content"]: int(number) for number, one in (settings.get("added_tokens_decoder") or {}).items()}
     by_file = {SETTINGS: added}
     if (folder / ADDED).exists():

@@ -62,7 +62,8 @@ class PromptSettings:
             tuple(int(one) for one in special if one is not None),
             training,
             crossing=attends_elsewhere(manifest),
-            aligned="block_steps" in (manifest.get("sampler") or {}),  # a setting of samplers of block diffusion alone
+            # Settings that only samplers of block diffusion have.
+            aligned=not {"block_steps", "small_block"}.isdisjoint(manifest.get("sampler") or {}),
             zeroed=zeroes(manifest),
         )
 

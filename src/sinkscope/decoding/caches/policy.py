@@ -21,6 +21,7 @@ from torch import Tensor
 from sinkscope.attention import Columns, LayerCall
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
+from sinkscope.models.families.a2d_family import ENCODER
 from sinkscope.models.family import Family
 from sinkscope.runs.files import validated
 
@@ -138,6 +139,8 @@ class CachePolicy(ABC):
 
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         """Yield why the policy does not go with a family or with the settings of its sampler."""
+        if family.name == ENCODER.name:
+            yield "an encoder keeps no keys and values; leave --cache out"
         if self.own_places and family.shift:
             yield f"expected a family that reads a token at its own position, found {family.name}; use dkv-decode"
         if self.rightward and getattr(settings, "block_order", "") == "right_to_left":

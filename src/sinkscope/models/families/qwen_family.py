@@ -1,5 +1,5 @@
-"""Qwens that were trained on to diffuse: Dream, Dream-Coder and DiffuCoder, whose logits predict the next token; and
-SDAR, which writes block by block, each block by diffusion behind the finished ones.
+"""Qwens that were trained on to diffuse: Dream, Dream-Coder, DiffuCoder and Open-dLLM, whose logits predict the next
+token; SDAR and Fast-dLLM v2, which write block by block, each block by diffusion behind the finished ones.
 """
 
 from dataclasses import replace
@@ -80,4 +80,35 @@ SDAR = Family(
         PublishedShape(("JetLM/SDAR-4B-Chat",), 4_411_424_256, 36, 2560, vocabulary=151936),
         PublishedShape(("JetLM/SDAR-8B-Chat",), 8_190_735_360, 36, 4096, vocabulary=151936),
     ),
+)
+OPEN_DLLM = Family(
+    "open_dllm",
+    causal=False,
+    sampler="open_dllm",
+    model_types=(),  # known by its code's name, or by the family's in its config.json
+    source="pengzhangzhi/Open-dLLM, veomni/models/transformers/qwen2",
+    shift=True,
+    mask_text="<M>",
+)
+FAST_DLLM_V2 = Family(
+    "fast_dllm_v2",
+    causal=False,
+    sampler="fast_dllm_v2",
+    model_types=("Fast_dLLM_Qwen",),
+    source="Efficient-Large-Model/Fast_dLLM_v2_7B, modeling.py, as Satgoy152/DualDiffusion carries it",
+    architectures=("Fast_dLLM_QwenForCausalLM",),
+    network="sinkscope.models.networks:BlockCausalQwen2",
+    tokenizer_classes=BYTE_PAIRS,
+    layout=replace(
+        QWEN2,
+        sizes={**QWEN2.sizes, "bd_size": "block_size"},
+        numbers=NUMBERS,
+        passed=frozenset(),
+        fixed={**QWEN2.fixed, **UNROTATED},
+        absent={"mask_token_id": 151665},  # an argument of the published ``generate``
+        ignored=QWEN2.ignored | {"conplemenrary_mask"},  # of training
+    ),
+    shift=True,
+    mask_text="|<MASK>|",
+    shapes=(PublishedShape(("Efficient-Large-Model/Fast_dLLM_v2_7B",), 7_615_616_512, 28, 3584, vocabulary=152064),),
 )
