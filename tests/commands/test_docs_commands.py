@@ -70,12 +70,12 @@ def test_commands_on_hub_models_are_well_formed(run, tmp_path, monkeypatch, page
 
 @pytest.mark.parametrize(("page", "line"), LONG)
 def test_training_starts_as_it_says(run, tmp_path, monkeypatch, page, line):
-    from sinkscope.lab import checkpoint
+    from sinkscope.lab import training
 
     asked = []
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("A text of the user's own.\n")
-    monkeypatch.setattr(checkpoint, "train_checkpoint", lambda recipe, out, **_: asked.append(recipe.name) or out)
+    monkeypatch.setattr(training, "train_checkpoint", lambda recipe, out, **_: asked.append(recipe.name) or out)
     status, out, _ = run(*shlex.split(line)[1:])
     assert (status, out.strip(), asked) == (0, "DIR", [line.split()[2]])
 

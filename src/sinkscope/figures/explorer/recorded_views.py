@@ -141,7 +141,7 @@ def add_trace(
 ) -> dict[str, Any]:
     """Add the tiles of one trace, whose names begin with its number on the page, and return the rest of its data."""
     threshold = Threshold(excess)
-    prompt = summarise(trace, (threshold,), statistics=())  # type: ignore[arg-type]  # steps may be a cached property
+    prompt = summarise(trace, (threshold,))  # type: ignore[arg-type]  # steps may be a cached property
     manifest, positions, prefix = trace.manifest, int(prompt.canvas.lengths.max()), f"{number}/"
     check_reach(excess, "queries", prompt.by_step.total, positions)
     quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
