@@ -97,8 +97,9 @@ class Train(Command):
 
         how = {"device": self.device, "command": " ".join(["sinkscope", *sys.argv[1:]])}
         print(train_checkpoint(recipe, self.out, texts=texts, watch=None if every is None else watch, **how))
-        if recipe.adaptation is not None and recipe.objective != "next_token":
-            found = json.loads((self.out / LOG).read_text().splitlines()[-1])["held_out"]
+        log = self.out / LOG
+        if recipe.adaptation is not None and recipe.objective != "next_token" and log.exists():
+            found = json.loads(log.read_text().splitlines()[-1])["held_out"]
             say("nats a token of held-out text: " + ", ".join(f"{name} {nats:.2f}" for name, nats in found.items()))
 
     def _adapted(self, recipe: Any) -> Any:
