@@ -148,7 +148,7 @@ def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path):
     lambada = ["--tasks", "lambada", "--data", f"lambada={tmp_path / 'lambada.jsonl'}"]
     for arguments, says in (
         (["--policies", "fast"], "no cache 'fast'"),
-        (["--policies", "block:keep=top", "--budget", "9999"], "budget of keys up to"),
+        (["--policies", "block:keep=top", "--budget", "9999"], "expected sinks and a budget of keys up to"),
         (["--cache", "block"], "cache: a comparison has it in its policies"),
         (lambada, "expected a task that is written in one pass"),
     ):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sinkscope
+from sinkscope.errors import CallError
 from sinkscope.lab.adaptation import held_out_losses, save_adapter, seen_keys, start
 from sinkscope.lab.recipes import RECIPES, Adaptation
 from sinkscope.lab.training import train, train_checkpoint
@@ -37,6 +38,40 @@ def test_the_adapter_that_is_written_computes_what_was_trained(tmp_path):
     with torch.no_grad():
         trained, loaded, causal = (one(tokens).logits for one in (network, model.network, base.network))
     assert (trained - loaded).abs().max() <= 1e-5 * trained.abs().max() < (causal - loaded).abs().max()
+
+
+@pytest.mark.parametrize("changes", [{"adaptation": Adaptation(rank=None)}, {"objective": "next_token"}], ids=str)
+def test_all_weights_or_a_causal_model_are_written_too(changes, tmp_path):
+    recipe = replace(SMALL, updates=1, snapshots=(), **changes)
+    network = train(recipe, tmp_path / "run", progress=False).eval()
+    model = sinkscope.load(train_checkpoint(recipe, tmp_path / "run"))
+    assert model.family.causal == (recipe.objective == "next_token")
+    tokens = torch.tensor([[0, 40, 41, 42]])
+    with torch.no_grad():
+        trained, loaded = (one(tokens).logits for one in (network, model.network))
+    assert (trained - loaded).abs().max() <= 0.02 * trained.abs().max()  # weights are stored in bf16
+
+
+def test_a_tied_base_predicts_what_was_trained(tmp_path):
+    base = sinkscope.load("lab-autoregressive")
+    base.network.config.tie_word_embeddings = True
+    base.network.lm_head.weight = base.network.model.embed_tokens.weight
+    base.network.save_pretrained(tmp_path / "tied")
+    base.tokenizer.save_pretrained(tmp_path / "tied")
+    network = train(
+        replace(SMALL, updates=1, start_from=str(tmp_path / "tied")), tmp_path / "run", progress=False
+    ).eval()
+    save_adapter(network, str(tmp_path / "tied"), tmp_path / "adapter")
+    tokens = torch.tensor([[0, 40, 41, 42, 2, 2]])
+    with torch.no_grad():
+        trained, loaded = (one(tokens).logits for one in (network, sinkscope.load(tmp_path / "adapter").network))
+    assert (trained - loaded).abs().max() <= 0.02 * trained.abs().max()
+
+
+def test_masks_and_alignments_that_would_be_lost_are_refused(tmp_path):
+    for change in (Adaptation(first_alone=True), Adaptation(block=8), Adaptation(rank=None, align=1.0)):
+        with pytest.raises(CallError, match="cannot be loaded again|frozen base"):
+            train_checkpoint(replace(SMALL, adaptation=change), tmp_path / "out")
 
 
 def test_a_killed_adaptation_resumes_where_it_was(tmp_path):

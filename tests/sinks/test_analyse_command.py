@@ -74,7 +74,7 @@ def test_training_counts_are_read_and_checked(run, folders, tmp_path):
     counts.write_text("[1, 2]")
     status, _, err = run("analyse", folders, "--training-counts", counts)
     assert status == 2
-    assert "--training-counts" in err
+    assert "expected JSON {token id: count}" in err
     status, _, err = run("analyse", folders, "--training-counts", "lab")
     assert status == 2
     assert "expected a trace of lab-diffusion, " in err

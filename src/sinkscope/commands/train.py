@@ -37,8 +37,6 @@ class Train(Command):
         mask_token: an unused token of its tokenizer, which becomes the mask.
         align: weight of the distance between its hidden states and the causal model's.
         anneal: updates over which later tokens are let in.
-        attention_block: tokens of a block that sees itself and the blocks before it.
-        first_alone: lets the first token see only itself, as in a causal model.
         no_shift: reads each masked token at its own place, not one to the left.
         watch: measures the network's sinks after each so many updates, into OUT/watch, for `sinkscope watch-training`.
     """
@@ -56,8 +54,6 @@ class Train(Command):
     mask_token: Annotated[str | None, default_is("SmolLM2's <reponame>")] = None
     align: Annotated[float | None, default_is("0")] = None
     anneal: Annotated[int | None, default_is("0")] = None
-    attention_block: Annotated[int | None, default_is("all")] = None
-    first_alone: Switch = False
     no_shift: Switch = False
     watch: Annotated[int | None, default_is("never")] = None
 
@@ -104,15 +100,12 @@ class Train(Command):
 
     def _adapted(self, recipe: Any) -> Any:
         """Return a recipe with the flags of an adaptation."""
-        names = ("rank", "mask_token", "align", "anneal", "attention_block")
+        names = ("rank", "mask_token", "align", "anneal")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        given |= {"first_alone": True} if self.first_alone else {}
         if recipe.adaptation is None:
             if wrong := [*given, *(name for name in ("base", "no_shift") if getattr(self, name))]:
                 raise CallError(f"--{wrong[0].replace('_', '-')}: goes with the recipe adapted, not with {recipe.name}")
             return recipe
-        if "attention_block" in given:
-            given["block"] = given.pop("attention_block")
         if given.get("rank") == 0:
             given["rank"] = None
         if self.base is not None and self.mask_token is None:

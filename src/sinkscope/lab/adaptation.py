@@ -73,9 +73,11 @@ def start(recipe: Recipe) -> Any:
         with torch.no_grad():
             embedding[mask_id] = embedding.mean(0)
         trained = {"embed_tokens": [mask_id]}
-    setattr(network.config, BASE_HASH, model.card.weight_hash)
     if adaptation.rank is None:
+        if adaptation.align:
+            raise CallError("--align: goes with a frozen base, which --rank 0 does not leave")
         return network.requires_grad_(True)
+    setattr(network.config, BASE_HASH, model.card.weight_hash)
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

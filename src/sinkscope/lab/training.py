@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sinkscope.errors import TrainingError
+from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab import adaptation, run_folder
 from sinkscope.lab.canvases import Canvases
 from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
@@ -194,6 +194,9 @@ def train_checkpoint(
     The weights are written last, by a rename, so a folder with weights is finished; ModelError is raised where a file
     beside them is missing or damaged.
     """
+    change = recipe.adaptation
+    if change is not None and (change.block or change.first_alone):
+        raise CallError("a network with this mask of attention cannot be loaded again; train it with `train`")
     out = Path(out)
     with claimed_folder(out, TrainingError):
         recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
