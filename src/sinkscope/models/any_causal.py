@@ -94,9 +94,12 @@ def _gguf_config(path: Path, changed: int) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def _reader(path: Any) -> Any:
     """Return the reader of a file; transformers makes one for its config, tokenizer and weights, seconds each."""
+    import numpy as np
     from gguf.gguf_reader import GGUFReader
 
-    return GGUFReader(path)
+    mapped = np.memmap  # whose slices, one for each word of the vocabulary, cost half of the reading
+    with mock.patch.object(np, "memmap", lambda *given, **named: np.asarray(mapped(*given, **named))):
+        return GGUFReader(path)
 
 
 @contextmanager
@@ -110,7 +113,8 @@ def reading_gguf(path: Path) -> Iterator[None]:
     try:
         import gguf
 
-        with redirect_stderr(StringIO()), mock.patch.object(gguf, "GGUFReader", _reader):
+        names = lru_cache(gguf.get_tensor_name_map)  # transformers asks for the same one for each module
+        with redirect_stderr(StringIO()), mock.patch.multiple(gguf, GGUFReader=_reader, get_tensor_name_map=names):
             yield
     except ImportError as error:
         raise CallError("a .gguf file needs the package gguf: pip install 'sinkscope[gguf]'") from error
