@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,9 @@ class Dense:
         largest = columns.argmax(-1, keepdim=True)
         if self.rule == "top":
             return gone.scatter(-1, largest, True)
-        order = torch.rand(columns.shape, generator=torch.Generator().manual_seed(len(self.share))).scatter(-1, largest, 2)
+        order = torch.rand(columns.shape, generator=torch.Generator().manual_seed(len(self.share))).scatter(
+            -1, largest, 2
+        )
         order = order.argsort(-1)
         if self.rule == "random":
             return gone.scatter(-1, order[..., :1], True)
@@ -86,7 +89,9 @@ class Dense:
 
 
 @torch.no_grad()
-def measure(network: Any, tokens: Tensor, seen: Tensor, causal: bool, bias: dict[int, Tensor] | None = None) -> dict[str, Any]:
+def measure(
+    network: Any, tokens: Tensor, seen: Tensor, causal: bool, bias: dict[int, Tensor] | None = None
+) -> dict[str, Any]:
     """Return the numbers of one condition: of windows [row, position] under a mask of attention."""
     source = torch.Generator().manual_seed(1)
     chosen = torch.rand(tokens.shape, generator=source) < 0.5
@@ -115,7 +120,10 @@ def measure(network: Any, tokens: Tensor, seen: Tensor, causal: bool, bias: dict
 
 
 def _sinks(dense: Dense, states: Any, tokens: Tensor) -> dict[str, Any]:
-    share, norms = torch.stack(dense.share, 1), torch.stack(states).norm(dim=-1)  # [row, layer, head, key]; [layer, row, key]
+    share, norms = (
+        torch.stack(dense.share, 1),
+        torch.stack(states).norm(dim=-1),
+    )  # [row, layer, head, key]; [layer, row, key]
     mean, largest = share.mean(0), share.argmax(-1)
     over_median = norms / norms.median(-1, keepdim=True).values
     at = tokens[torch.arange(len(tokens))[:, None, None], largest]
@@ -134,43 +142,54 @@ def _sinks(dense: Dense, states: Any, tokens: Tensor) -> dict[str, Any]:
     }
 
 
-def conditions(runs: list[TrainingRun], tokenizer: Any, tokens: Tensor, turns: int) -> Iterator[tuple[str, str, float, Any]]:
-    """Yield (part, name, value on its axis, numbers) of each condition, one after the other."""
+def conditions(
+    runs: list[TrainingRun], tokenizer: Any, tokens: Tensor, turns: int
+) -> Iterator[tuple[str, str, float, Any]]:
+    """Yield (part, name, value on its axis, call that measures) of each condition; it holds until the next."""
     place, (first, *_) = torch.arange(LENGTH), runs
     back, both = (place[None] <= place[:, None])[None, None], seen_keys(Adaptation(), LENGTH)
     alone = seen_keys(Adaptation(first_alone=True), LENGTH)
     network = network_at(first, min(first.weights), tokenizer)
     _turn(network, 0.0)
-    yield "masks", "causal", 0, measure(network, tokens, back, True)
+    yield "masks", "causal", 0, partial(measure, network, tokens, back, True)
     for name, seen in (("causal, masked text", back), ("both ways", both), ("first token alone", alone)):
-        yield "masks", name, 0, measure(network, tokens, seen, False)
-    biases = {name: torch.zeros(seen.shape).masked_fill(~seen, -torch.inf) for name, seen in (("causal", back), ("both", both))}
-    layers = len(network.model.layers)
-    for below in (1, 3, 6, 12, 20):
-        for name, kind in (("both ways below, causal above", "both"), ("causal below, both ways above", "causal")):
-            chosen = {one: biases[kind if one < below else "causal" if kind == "both" else "both"] for one in range(layers)}
-            yield "layers", name, below, measure(network, tokens, both, False, chosen)
-    for share in (0.005, 0.02, 0.05, 0.2, 0.5):
-        drawn = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < share
-        yield "degrees", "share of the future that is seen", share, measure(network, tokens, back | drawn, False)
+        yield "masks", name, 0, partial(measure, network, tokens, seen, False)
     for run in runs:
         seen = seen_keys(run.recipe.adaptation or Adaptation(), LENGTH)
         for update in sorted(run.weights):
-            network = network_at(run, update, tokenizer)
-            yield "training", run.folder.name, update, measure(network, tokens, seen, False)
+            trained = network_at(run, update, tokenizer)
+            yield "training", run.folder.name, update, partial(measure, trained, tokens, seen, False)
         for turn in range(turns):
-            _turn(network, turn / turns)
-            yield "strength", run.folder.name, turn / turns, measure(network, tokens, seen, False)
-            _turn(network, 1 / (turn / turns) if turn else 1.0, back_from_zero=not turn)
+            _turn(trained, turn / turns)
+            yield "strength", run.folder.name, turn / turns, partial(measure, trained, tokens, seen, False)
+    bias = {
+        name: torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+        for name, seen in (("causal", back), ("both", both))
+    }
+    for below in (1, 3, 6, 12, 20):
+        for name, kinds in (
+            ("both ways below, causal above", ("both", "causal")),
+            ("causal below, both ways above", ("causal", "both")),
+        ):
+            chosen = {one: bias[kinds[one >= below]] for one in range(len(network.model.layers))}
+            yield "layers", name, below, partial(measure, network, tokens, both, False, chosen)
+    for share in (0.005, 0.02, 0.05, 0.2, 0.5):
+        drawn = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < share
+        yield (
+            "degrees",
+            "share of the future that is seen",
+            share,
+            partial(measure, network, tokens, back | drawn, False),
+        )
 
 
-def _turn(network: Any, strength: float, back_from_zero: bool = False) -> None:
+def _turn(network: Any, strength: float) -> None:
     """Scale what the adapter adds."""
     from peft.tuners.lora import LoraLayer
 
     for module in network.modules():
-        if isinstance(module, LoraLayer) and module.scaling:
-            module.scaling["default"] = 2.0 if back_from_zero else module.scaling["default"] * strength
+        if isinstance(module, LoraLayer):
+            module.scaling = {name: module.lora_alpha[name] / module.r[name] * strength for name in module.scaling}
 
 
 def main() -> None:
@@ -185,14 +204,20 @@ def main() -> None:
     tokenizer = choose_tokenizer(runs[0].recipe, None)
     ids = [one for text in read_texts(given.texts) for one in (1, *tokenizer(text).input_ids, 2)]
     tokens = torch.tensor(ids[: given.windows * LENGTH]).view(-1, LENGTH)
-    rows: list[dict[str, Any]] = []
-    for part, name, value, numbers in conditions(runs, tokenizer, tokens, given.turns):
+    rows: list[dict[str, Any]] = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
+    done = {(row["part"], row["name"], row["at"]) for row in rows}
+    for part, name, value, measured in conditions(runs, tokenizer, tokens, given.turns):
+        if (part, name, value) in done:
+            continue
+        numbers = measured()
         for pair in numbers["largest_key_tokens"]:
             pair[0] = tokenizer.decode([pair[0]])
         rows.append({"part": part, "name": name, "at": value, **numbers})
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps({"windows": len(tokens), "length": LENGTH, "rows": rows}) + "\n")
-        costs = " ".join(f"{rule} {np.mean(numbers[rule]['more']):+.3f}({numbers[rule]['removed']:.2f})" for rule in RULES[1:])
+        costs = " ".join(
+            f"{rule} {np.mean(numbers[rule]['more']):+.3f}({numbers[rule]['removed']:.2f})" for rule in RULES[1:]
+        )
         print(
             f"{part:9}{name[:32]:33}{value:<7g} nats {np.mean(numbers['nats']):.3f} first {np.mean(numbers['first_share']):.3f} "
             f"norm {numbers['first_norm_over_median']:.1f}/{numbers['largest_norm_over_median']:.1f} {costs}",

@@ -90,3 +90,18 @@ def test_what_the_hub_refuses_is_said_in_the_words_of_its_library(hub):
     assert sinkscope.load(NAME, revision="v1").commit == COMMIT
     assert "v9" in refusal(NAME, revision="v9")
     assert "expected a hub id" in refusal("lab-diffusion", CallError, revision="v1")
+
+
+def test_the_readmes_second_example_runs_on_a_repository_in_dllms_layout(hub, tmp_path, monkeypatch, run):
+    monkeypatch.syspath_prepend("tests/decoding")
+    from test_a2d import published_folder
+
+    hub.folder = published_folder(tmp_path / "published", "qwen3")
+    template = "{% for one in messages %}w7 {{ one.content }} w9{% endfor %}"
+    (hub.folder / "chat_template.jinja").write_text(template)
+    asked = ("--chat", "--prompt", "w3 w4", "--length", "8", "--steps", "4", "--out", tmp_path / "t")
+    status, _, err = run("trace", NAME, *asked)
+    assert status == 0, err
+    trace = sinkscope.open_trace(tmp_path / "t")
+    assert trace.manifest["model"]["name"] == NAME and trace.manifest["model"]["family"] == "a2d"
+    assert list(trace.tokens[0][:4]) == [7, 3, 4, 9] and trace.steps == 4
