@@ -174,23 +174,9 @@ class HideSinksAbove(Observed):
     _: KW_ONLY
     unit: Literal["queries", "percent"] = "queries"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.excess >= 0:
-            raise CallError(f"excess: expected a number from 0 upwards, found {self.excess}")
-        most = 100 if self.unit == "percent" else 1 if self.decide == "last_row" else math.inf
-        if most <= self.excess < math.inf:
-            all_of_it = "all attention is 100 percent" if most == 100 else "a query's row adds up to 1"
-            raise CallError(f"excess {self.excess:g} can never be exceeded, as {all_of_it}")
-
     @property
     def idle(self) -> bool:
         return self.excess == math.inf or super().idle
-
-    def check_reach(self, longest: int) -> None:
-        super().check_reach(longest)
-        if self.unit == "queries" and longest <= self.excess:
-            raise CallError(f"excess {self.excess:g} can never be exceeded on canvases of at most {longest} tokens")
 
     def choose(self, context: RuleContext) -> Tensor | None:
         ranking = self.rank(context)

@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
 from sinkscope.errors import CallError
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
-from sinkscope.sinks.token_classes import CLASSES
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,6 @@ class AttentionMemory:
     """The attention of every layer in the step before and in the running one; ``causal`` columns are running sums."""
 
     def __init__(self) -> None:
-        self.asked_previous = False
         self.forget()
 
     def forget(self) -> None:
@@ -65,7 +63,6 @@ class AttentionMemory:
 
     def previous(self, call: LayerCall, measured: str) -> Observation | None:
         """Return the attention of this layer in the step before; None in the first step."""
-        self.asked_previous = True
         if measured == "clean":
             return self._unhidden_before.get(call.name)
         return self._before.get(call.name, {}).get(measured)
@@ -173,17 +170,14 @@ class RuleContext:
             measured: ``local``, ``hidden`` or ``clean``, see `Observed`; for the current step ``hidden`` is ``local``.
 
         Raises:
-            CallError: attention that was not measured, or a canvas that has shrunk.
+            CallError: a canvas that has shrunk.
         """
-        rule, needed = type(self.rule).__name__, "unhidden_pass" if measured == "clean" else "observing"
-        if not getattr(self.rule, needed):
-            raise CallError(f"{rule} asks for {measured} attention, which was not measured; set its {needed} to True")
         keys = self.call.keys
         look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
         found = look(self.call, measured)
         if found is not None and found.keys > keys:
             what = f"expected no shorter canvas than then, found {keys} tokens behind {found.keys}"
-            raise CallError(f"{rule} decides by the step before, {what}; decide by current")
+            raise CallError(f"{self.rule} decides by the step before, {what}; decide by current")
         return None if found is None else found.widened(keys)
 
     @property
@@ -218,10 +212,8 @@ class RuleContext:
         """Return where the tokens of a class stand, bool [batch, key], False on padding.
 
         Args:
-            name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns.
+            name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns; no token has another.
             classify: token id → name of its class; by the model's tokenizer when None.
         """
-        if classify is None and name not in CLASSES:
-            raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for other classes give classify")
         places = self.classes(classify)
         return self.real & places[name] if name in places else torch.zeros_like(self.real)

@@ -12,11 +12,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
-from sinkscope.interventions.intervention import Composed, Intervention, compose, hints_of
+from sinkscope.interventions.intervention import NOTHING, Composed, Intervention, arguments_of, compose, hints_of
 from sinkscope.interventions.step_canvas import GROUPS
 
 ENTRY_POINTS = "sinkscope.interventions"
-NOTHING = "none"
 
 
 @functools.cache
@@ -61,7 +60,7 @@ def parse_rule(text: str) -> Intervention | Composed:
     if kind is None or (colon and ":" not in kind.rule):
         known = ", ".join([NOTHING, *(one.rule for one in known_rules().values())])
         raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
-    hints, names = hints_of(kind), _arguments_of(kind)
+    hints, names = hints_of(kind), arguments_of(kind)
     try:
         parts = [] if not names else [arguments] if len(names) == 1 else arguments.split("+")
         readers = [hints[name] if hints[name] in (int, float) else _read_places for name in names]
@@ -110,51 +109,7 @@ def canonical_rule(text: str) -> str:
     ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``: numbers have no zeros in front, options that
     change nothing are left out, words stand before ``name=value``. A seed is always written.
     """
-    rule = parse_rule(text)
-    return NOTHING if isinstance(rule, Composed) else rule_text(rule)
-
-
-def rule_text(rule: Intervention) -> str:
-    """Return the text from which `parse_rule` makes a rule, of a class that has one."""
-    arguments = "+".join(_text_of(getattr(rule, name)) for name in _arguments_of(type(rule)))
-    words, values = list[str](), list[str]()
-    everyones = hints_of(Intervention)
-    options = [field for field in dataclasses.fields(rule) if field.kw_only and field.init]
-    for field in sorted(options, key=lambda one: one.name in everyones):
-        name, value = field.name, getattr(rule, field.name)
-        if value == field.default and name != "seed":
-            continue
-        if isinstance(value, bool):
-            words.append(name)
-        elif isinstance(value, str) and name not in LISTS:
-            words.append(value)
-        else:
-            values.append(f"{name}={_text_of(value)}")
-    word, colon, _ = rule.rule.partition(":")
-    return f"{word}{colon}{arguments}" + (f"@{','.join(words + values)}" if words or values else "")
-
-
-def _arguments_of(kind: type[Intervention]) -> list[str]:
-    """Return the fields whose values stand behind the colon, with ``+`` between them."""
-    return [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
-
-
-def _text_of(value: Any) -> str:
-    """Return a number without the ``+`` that parts numbers, ranges of places such as ``0-3+7``, or heads."""
-    if isinstance(value, float):
-        return str(value).removesuffix(".0").replace("e+", "e")
-    if not isinstance(value, tuple):
-        return str(value)
-    ranges: list[list[Any]] = []
-    for one in value:
-        if ranges and isinstance(one, int) and one == ranges[-1][1] + 1:
-            ranges[-1][1] = one
-        else:
-            ranges.append([one, one])
-    return "+".join(
-        f"{low[0]}.{low[1]}" if isinstance(low, tuple) else str(low) if low == high else f"{low}-{high}"
-        for low, high in ranges
-    )
+    return str(parse_rule(text))
 
 
 def _read_places(value: str) -> str | tuple[int, ...]:

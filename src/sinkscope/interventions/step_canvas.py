@@ -35,6 +35,12 @@ class StepCanvas:
             self._made[name] = make()
         return self._made[name]
 
+    @property
+    def answers(self) -> bool:
+        """Whether any row goes on behind its prompt."""
+        prompts = self._prompt_lengths * (self.rows // max(1, len(self._prompt_lengths)))
+        return any(length > prompt for length, prompt in zip(self.lengths, prompts, strict=False))
+
     def tokens(self, device: torch.device) -> Tensor:
         """Return the token ids, int64 [batch, position]."""
         return self.once(("tokens", device), lambda: upload(self.context.tokens, device))
@@ -63,6 +69,18 @@ class StepCanvas:
         if rows == tuple(range(self.rows)):
             return values
         return values[self.once(("rows", device), lambda: _uploaded(rows, device))]
+
+    def by_position(self, values: Tensor) -> Tensor:
+        """Return values [batch, …, key] of the recorded rows by the position of their keys, 0 behind the last one."""
+        values = self.recorded(values)
+        lengths = [self.lengths[row] for row in self.context.rows]
+        if min(lengths, default=self.width) == self.width:
+            return values
+        wide = _uploaded(lengths, values.device).view(-1, *[1] * (values.ndim - 1))
+        place = torch.arange(self.width, device=values.device)
+        return values.gather(-1, (place + self.width - wide).clamp(max=self.width - 1).expand_as(values)) * (
+            place < wide
+        )
 
     def prompts(self, device: torch.device) -> Tensor:
         """Return the number of the prompt of each recorded row, int64 [row]."""
