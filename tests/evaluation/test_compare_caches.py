@@ -113,7 +113,7 @@ def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_
 def test_the_verdict_on_sinks():
     ends = {(0.3, 0.5): "keep", (-0.5, -0.3): "filter", (-0.019, 0.019): "discount", (-0.03, 0.01): "undecided"}
     for (low, high), verdict in ends.items():
-        assert on_sinks(Difference(100, (low + high) / 2, low, high, 0.5, 10)) == verdict
+        assert on_sinks(Difference(100, (low + high) / 2, low, high, 0.5, 10, 1.0)) == verdict
 
 
 FLAGS = ("--tasks", "lab-sums", "--limit", 3, "--length", 8, "--block", 4)

@@ -232,4 +232,7 @@ def test_a_likelihood_commits_nothing(diffusion):
         with one(diffusion) as running:
             sinkscope.log_likelihood(diffusion, ids[0, :12], ids[0, 12:], samples=2)
         effects.append(running.effect)
-    assert 0 < effects[1].removed_share < effects[0].removed_share and (effects[0].hidden[:, 0] == effects[1].hidden[:, 0]).all()
+    assert (
+        0 < effects[1].removed_share < effects[0].removed_share
+        and (effects[0].hidden[:, 0] == effects[1].hidden[:, 0]).all()
+    )

@@ -174,6 +174,10 @@ def test_rules_that_were_never_reached_are_said(model, settings, question):
     assert steps == "position:0@steps=400 hid nothing: none of its steps or layers was reached"
     assert above == "above:500 hid nothing: no such key was there for its queries"
     assert steps in str(running.effect) and running.effect.as_dict()["without_effect"] == [absent, steps, above]
+    with parse_rule(texts[1])(model) as running:
+        assert running.effect.without_effect == ()
+        sinkscope.generate(model, question, **settings)
+    assert running.effect.without_effect == (steps,)
     with HidePositions(range(64))(model) as running:  # each query keeps its last key
         sinkscope.generate(model, question, **settings)
     assert running.effect.without_effect == (

@@ -55,7 +55,7 @@ class SinkscopeLM(TemplateLM):
 
     def __init__(
         self,
-        pretrained: str | Model | None = None,
+        pretrained: str | Model,
         *,
         hide: str = "none",
         device: str | None = None,
@@ -68,10 +68,6 @@ class SinkscopeLM(TemplateLM):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if not str(batch_size).isdigit():
-            raise CallError(f"batch_size: expected a whole number, found {batch_size!r}; none is automatic")
-        if pretrained is None:
-            raise CallError("pretrained: expected a model, as in --model_args pretrained=NAME, found none")
         self.share = share_of_process()
         device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=device)
@@ -90,8 +86,6 @@ class SinkscopeLM(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text; lm-eval also puts it in front of a text without context."""
-        if self.model.card.eos_id is None:
-            raise CallError(f"{self.model.card.name} has no EOS token; texts without context cannot be scored")
         return self.model.card.eos_id
 
     @property

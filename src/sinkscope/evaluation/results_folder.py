@@ -147,7 +147,8 @@ class ResultItems:
     """The items of one task under one rule, one a problem; ``run`` are hashes of `claim`: other runs' do not count."""
 
     def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
-        self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
+        name = re.sub(r"[^\w.+-]", "-", hide)
+        self.folder = folder / task / (name if len(name) < 100 else name[:80] + checksum_of({"hide": hide})[:16])
         self.run = checksum_of({"run": run, "task": task, "hide": hide})
 
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:

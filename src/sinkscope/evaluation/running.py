@@ -29,7 +29,6 @@ from sinkscope.evaluation.results import Result, collect
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, state_of
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, Rule, TaskPlan, make_plans
-from sinkscope.interventions.effect import Effect
 from sinkscope.models import Model, expect_model, load
 from sinkscope.models.devices import own_device
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
@@ -68,7 +67,7 @@ def evaluate(
     *,
     tasks: Sequence[str],
     out: Path | str,
-    hide: Sequence[str] = ("none",),
+    hide: Sequence[str | Rule] = ("none",),
     limit: int | None = None,
     shots: int | None = None,
     chat: bool = False,
@@ -85,7 +84,7 @@ def evaluate(
     Args:
         tasks: of the lab or published, see `find_task`.
         out: folder for the items and ``results.json``; new, empty, or of the same run.
-        hide: rules; ``none`` hides nothing.
+        hide: rules, as text or objects; ``none`` hides nothing.
         limit: number of problems of each task, from the first.
         shots: solved problems in a prompt; the protocol's or the task's own number when None.
         chat: applies the chat template, with each shot as a pair of turns; a protocol may decide this itself.
@@ -183,11 +182,7 @@ def effect_on(rule: Rule, running: Any, row: int | None = None, passes: int = 1)
         return None
     found = running.effect
     if row is not None:  # of each pass, whose prompts stand behind those of the pass before
-        every = slice(row, None, max(1, len(found.steps) // passes))
-        found = Effect(*(values[every] for values in vars(found).values()))
-    elif running.asked_previous or not found.steps.any():
-        what = "asked for the step before" if running.asked_previous else "was never in force"
-        raise CallError(f"hide: {rule} {what}, and a likelihood has one step; observe=current hides in it")
+        found = found.of(slice(row, None, max(1, len(found.steps) // passes)))
     return found.as_dict()
 
 

@@ -31,7 +31,7 @@ NOTES = (
     "p (of any change; McNemar's, exact) and verdict are both after Holm over the table, controls and contrasts apart.",
     "Verdict, fixed beforehand: robust when the change is shown to lie above −2 points, degraded when below, else "
     "undecided.",
-    "Against controls (beyond): what hiding sinks changes beyond hiding the control's keys, averaged over its seeds.",
+    "Against controls (− control): what hiding sinks changes beyond hiding the control's keys, averaged over its seeds.",
     "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; "
     "at commits: of the queries whose tokens were committed.",
 )
@@ -161,13 +161,14 @@ def _common(results: Sequence[Result]) -> list[list[int]]:
 def remarks(rows: Sequence[Row]) -> list[str]:
     """Return warnings about rows: too few problems or seeds, no comparison, controls that do not match."""
     said: list[str] = []
-    small: dict[tuple[str, str, int], list[str]] = {}
+    small: dict[tuple[str, str, int], dict[str, int]] = {}
     for row in rows:
         hide, change, controls = row["hide"], row["change"], row["controls"]
         where = f"{row['model']}, {row['task']}, {hide}"
         said += [f"{where}: {line}" for line in row["without_effect"]]
         if change is not None and change["too_small"]:
-            small.setdefault((row["model"], row["task"], change["n"]), []).append(f"{hide} ({change['needed']})")
+            rules = small.setdefault((row["model"], row["task"], change["n"]), {})
+            rules[_unseeded(hide)] = max(rules.get(_unseeded(hide), 0), change["needed"])
         elif hide != "none" and change is None:
             same = "weights, problems, settings, dtype and device"
             said.append(f"{where}: no unhidden run of the same {same} to compare with")
@@ -186,7 +187,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if hides_k(_word(hide)) and not any(takes_seed(_word(one["control"])) for one in controls):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
-        some = f"for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
+        needed = ", ".join(f"{rule} ({count})" for rule, count in rules.items())
+        some = f"for a verdict on these rules (in brackets how many would do): {needed}"
         said.append(f"{model}, {task}: {counted(n, 'problem')} {'is' if n == 1 else 'are'} too few {some}")
     return said
 
@@ -218,25 +220,28 @@ def _text(results: Sequence[Result]) -> str:
     for key, places in groups.items():
         first, mine = rows[places[0]], [rows[at] for at in places]
         lines = tables.setdefault(f"{first['model']}, {first['task']}", [])
-        name = first["hide"]
-        if len(mine) > 1:
-            options = [one for one in name.partition("@")[2].split(",") if one and not one.startswith("seed=")]
-            name = name.partition("@")[0] + (f"@{','.join(options)}" if options else "") + f" ×{len(mine)}"
+        name = _unseeded(first["hide"]) + f" ×{len(mine)}" if len(mine) > 1 else first["hide"]
         shares = [row["removed_share"] for row in mine if row["removed_share"] is not None]
         paper = "" if first["published"] is None else f"{first['published']:.2f}"
         accuracy = f"{sum(row['accuracy'] for row in mine) / len(mine):.3f}"
         removed = f"{100 * sum(shares) / len(shares):.1f} %" if shares else ""
         change = changes[key]
-        verdict = "" if change is None else change["verdict"] + (", n small" if change["too_small"] else "")
-        lines.append([name, str(first["n"]), accuracy, paper, *_tested(change), verdict, removed])
+        lines.append(
+            [name, str(first["n"]), accuracy, paper, *_tested(change), change["verdict"] if change else "", removed]
+        )
         lines += [
-            [f"  beyond {one['control']} ×{one['seeds']}", "", "", "", *_tested(one), "", ""]
-            for one in first["controls"]
+            [f"  − {one['control']} ×{one['seeds']}", "", "", "", *_tested(one), "", ""] for one in first["controls"]
         ]
     heads = ["hidden", "n", "acc.", "paper", "change (95 %)", "p", "verdict", "taken"]
     text = "\n\n".join(text_table(title, heads, lines) for title, lines in tables.items())
     notes = (*NOTES, *map(printable, remarks(rows)))
     return "\n".join([text, "", *(fill(line, WIDTH, subsequent_indent="  ") for line in notes)])
+
+
+def _unseeded(rule: str) -> str:
+    word, _, options = rule.partition("@")
+    kept = ",".join(one for one in options.split(",") if not one.startswith("seed="))
+    return f"{word}@{kept}" if kept else word
 
 
 def _tested(change: Row | None) -> list[str]:

@@ -1,6 +1,6 @@
 """Rules in force on a model: every layer asks them which keys to take away, and their effect is counted."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -49,7 +49,6 @@ class Hiding(Hider):
         self._layers, self._heads = 0, 0
         self._plain = False  # whether single calls run, of neither a sampler nor a `generate`
         self._took: dict[int, Tensor | None] = {}  # number of a rule → whether it took keys; None where it chose none
-        self._took_before: dict[int, Tensor | None] = {}  # the same in the generations before
         self._head_masks: dict[Any, Tensor] = {}
         self._token_classes, self._attention = TokenClasses(model), AttentionMemory()
         self._forget()
@@ -71,8 +70,7 @@ class Hiding(Hider):
     def effect(self) -> Effect:
         """The effect so far, of all generations since the rules came into force."""
         running = [self._tally.effect(self._layers, self._heads)] if self._tally is not None else []
-        found = joined([*self._finished, *running], self._layers, self._heads)
-        return self._explained(found, _either(self._took_before, self._took))
+        return self._explained(joined([*self._finished, *running], self._layers, self._heads))
 
     def attach(self, session: Session) -> None:
         """Number the network's layers; raise CallError for a rule that is limited to layers or heads it lacks."""
@@ -84,7 +82,6 @@ class Hiding(Hider):
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Forget the generation before."""
-        self._took_before, self._took = _either(self._took_before, self._took), {}
         self._plain = self.session is not None and self.session.plain
         self._forget()
         self._start, self._attention.causal = start, start.causal
@@ -97,23 +94,23 @@ class Hiding(Hider):
         for number, part in enumerate(self.parts if self._plain and not failed and self._steps else ()):
             alone = part.waits and self._took.get(number) is None and not any(self._steps.values())
             groups = {"prompt", "answer"} & {one for one in (part.keys, part.queries) if isinstance(one, str)}
-            if (alone or groups) and (why := self._why_nothing(number, self._took)):
-                raise CallError(f"hide: {part} hid nothing: {why}")
+            if (alone or groups) and (why := self._why_nothing(number)):
+                raise CallError(f"hide: {part} hid nothing: {why}{'; a call by itself is all prompt' * bool(groups)}")
 
-    def _why_nothing(self, number: int, took: Mapping[int, Tensor | None]) -> str:
-        """Return why a rule has hidden nothing; an empty text where it has."""
-        part, found = self.parts[number], took.get(number)
+    def _why_nothing(self, number: int) -> str:
+        """Return why a rule has hidden nothing so far; an empty text where it has."""
+        part, found = self.parts[number], self._took.get(number)
         if found is not None:
-            nowhere = "no such key was there for its queries; a call by itself is all prompt"
-            return "" if bool(found) else nowhere if self._plain else nowhere.partition(";")[0]
-        if number not in took:
+            return "" if bool(found) else "no such key was there for its queries"
+        if number not in self._took:
             return "none of its steps or layers was reached"
         return "there was no step before; add observe='current' (@current)" if part.waits else "it chose no keys"
 
-    def _explained(self, effect: Effect, took: Mapping[int, Tensor | None]) -> Effect:
+    def _explained(self, effect: Effect) -> Effect:
         """Return the effect with a sentence for each rule that hid nothing."""
-        why = {str(part): self._why_nothing(number, took) for number, part in enumerate(self.parts if took else ())}
-        if took and not any(why.values()) and not effect.hidden.sum():
+        parts = self.parts if self._tally or self._finished else ()  # before a step has run nothing is said
+        why = {str(part): self._why_nothing(number) for number, part in enumerate(parts)}
+        if why and not any(why.values()) and not effect.hidden.sum():
             why = dict.fromkeys(why, "a query keeps all keys where it would lose the last one")
         return replace(effect, without_effect=tuple(f"{part} hid nothing: {one}" for part, one in why.items() if one))
 
@@ -214,7 +211,7 @@ class Hiding(Hider):
         if self._tally is None:
             return found
         effect = self._tally.effect(self._layers, self._heads).of(prompt)
-        return found | self._explained(effect, self._took).as_dict()
+        return found | self._explained(effect).as_dict()
 
     def _layer_of(self, call: LayerCall) -> int:
         """Return the number of a layer as traces and rules count it: without the cross-attention in front of it."""
@@ -311,15 +308,6 @@ class Hiding(Hider):
             counts["hidden"] = hidden.sum(-1)
         recorded = {name: canvas.recorded(values) for name, values in counts.items()}
         self._count(call).add(self._place(call), canvas.prompts(device), **recorded)
-
-
-def _either(some: Mapping[int, Tensor | None], other: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
-    """Return whether each rule took keys in one of two."""
-    found = {**some, **other}
-    for number in some.keys() & other.keys():
-        one, two = some[number], other[number]
-        found[number] = two if one is None else one if two is None else one | two.to(one.device)
-    return found
 
 
 def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:

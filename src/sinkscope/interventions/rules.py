@@ -40,8 +40,8 @@ def known_controls() -> dict[str, bool]:
     return {word: "seed" in hints_of(kind) for word, kind in known_rules().items() if kind.control}
 
 
-def parse_rule(text: str) -> Intervention | Composed:
-    """Return the intervention that a rule stands for.
+def parse_rule(text: str | Intervention | Composed) -> Intervention | Composed:
+    """Return the intervention that a rule stands for; one that is an intervention already as it is.
 
     A rule is a word of `known_rules` and its arguments, such as ``top:1`` or ``window:4+64``, or ``none``, which hides
     nothing. Options follow ``@``, separated by commas: the fields of the rule's class. A choice is written as its value
@@ -52,6 +52,8 @@ def parse_rule(text: str) -> Intervention | Composed:
     Raises:
         CallError: no such rule, argument or option; the message names those there are.
     """
+    if not isinstance(text, str):
+        return text
     head, _, tail = text.strip().partition("@")
     word, colon, arguments = head.partition(":")
     if head == NOTHING and not tail:
@@ -103,7 +105,7 @@ def split_rules(text: str) -> list[str]:
     return list(dict.fromkeys(rules))
 
 
-def canonical_rule(text: str) -> str:
+def canonical_rule(text: str | Intervention | Composed) -> str:
     """Return the one text of a rule that may be written in several.
 
     ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``: numbers have no zeros in front, options that
