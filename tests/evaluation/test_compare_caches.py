@@ -82,8 +82,7 @@ def test_rows_are_those_of_the_generations(whole, diffusion):
     change = paired_difference(*([int(one) for one in row["outcomes"]] for row in (dual, plain)))
     assert plain["difference"] is None and dual["difference"]["low"] == change.low
     assert dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"])
-    assert dual["work_ratio"] > 1
-    assert dual["peak_memory"] is None or dual["peak_memory"] > 1 << 20
+    assert dual["work_ratio"] > 1 and dual["peak_memory"] is None
     verdicts = [(one["with"], one["without"], one["budget"]) for one in document["sinks"]]
     assert verdicts == [(ARMS[3], ARMS[6], 4), (ARMS[4], ARMS[7], 7)]
 

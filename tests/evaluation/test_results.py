@@ -1,6 +1,5 @@
 import dataclasses
 import gzip
-import json
 import subprocess
 import sys
 

@@ -4,10 +4,9 @@
         --model_args pretrained=GSAI-ML/LLaDA-8B-Instruct,length=256,block=32,hide=top:1 --tasks gsm8k
         --apply_chat_template
 
-Under torchrun every process gets all requests and computes its share of the batches, which depend only on the order of
-the requests; then the processes exchange their answers. lm-eval 0.4.13 does not read the entry point that we declare,
-so this module is run instead. It also provides ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with
-pass@k in our sandbox. The effect of a rule is in lm-eval's results, under ``config``.
+lm-eval 0.4.13 does not read the entry point that we declare, so this module is run instead. It also provides
+``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. The effect of a rule is in
+lm-eval's results, under ``config``.
 """
 
 import json
@@ -46,7 +45,6 @@ class SinkscopeLM(TemplateLM):
     """A model of sinkscope for lm-eval, with or without hidden keys.
 
     Args:
-        pretrained: a bundled name, a folder, a hub id, or a loaded `Model`.
         hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
         batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
         method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
@@ -174,10 +172,7 @@ class SinkscopeLM(TemplateLM):
     def _spread(
         self, batches: list[list[int]], work: Callable[[Sequence[int]], list[tuple[Any, Any]]], name: str, quiet: bool
     ) -> list[Any]:
-        """Return the results by request; ``work`` returns those of a batch, each with the effect of the rule.
-
-        Each process does every ``count``-th batch, and all processes get all results.
-        """
+        """Return the results by request; each process does every ``count``-th batch, and all get all results."""
         done: dict[int, tuple[Any, Any]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]

@@ -7,8 +7,7 @@ robust      the lower bound is above −2 points; this needs 189 problems (`LEAS
 degraded    the upper bound is below −2 points
 undecided   otherwise; `Difference.needed` is the number of problems that would decide it if nothing was lost
 
-Beside other tests, `after_holm` corrects both: the p-value of any change, and that of 2 points, by which a bound lies
-on one side.
+Beside other tests, `after_holm` corrects both: the p-value of any change, and that of a loss of 2 points.
 """
 
 import math
@@ -80,11 +79,7 @@ class Difference:
 
 
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
-    """Return accuracy under one condition minus accuracy under another, of the same problems (1 correct, 0 not).
-
-    The interval is Tango's score interval (1998). At a true loss of 2 points a bootstrap would call up to 11 % of 48
-    problems degraded, this one at most 3.3 %.
-    """
+    """Return accuracy under one condition minus another's, of the same problems (1 correct); Tango's interval (1998)."""
     one, other = _runs([changed, unchanged])
     gained, lost = int((one > other).sum()), int((one < other).sum())
     low, high = _tango(gained, lost, n := len(one))
@@ -97,8 +92,7 @@ def against_controls(one: Sequence[int], others: Sequence[Sequence[int]], sign: 
 
     The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
     interval is Agresti and Min's (2005), Wald's with two more problems, each half gained and half lost, whose cells are
-    averaged over the seeds; with one seed Tango's. Where few problems change, a bootstrap misses in up to 17 % of runs
-    on one side, this one in up to 5 %.
+    averaged over the seeds; with one seed Tango's.
     """
     if len(others) == 1:
         return paired_difference(*(one, others[0])[::sign])

@@ -32,18 +32,13 @@ class Result:
 
     Attributes:
         hide: rule that hid keys; ``none`` is the unchanged model.
-        n, correct, accuracy: problems, those answered correctly, and their share.
         interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
         settings: of the sampler, with ``shots`` and ``batch``.
         weight_hash, config_hash: of the model, see `models.ModelCard`; the second is empty in older results.
         protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
-        removed_share: share of attention that the hidden keys would have had, of all attention of the heads and steps
-            in which the rule was in force, mean over problems; None for ``none``.
-        removed_share_committed: the same of the queries whose tokens were committed in the step; None for ``none``, for
-            likelihoods, and in older results.
+        removed_share, removed_share_committed, hit_rate: see `Effect`, mean over problems; None where undefined.
         without_effect: rules that hid nothing in any problem, and why.
-        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where undefined.
         data: hash of the task's problems and shots; empty in older results.
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
@@ -145,12 +140,7 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
 
 
 def read_results(*folders: Path | str) -> list[Result]:
-    """Return the results of finished evaluations, folder by folder.
-
-    Raises:
-        CallError: no such folder, or one that holds no evaluation.
-        EvaluationError: an unfinished evaluation, a damaged file, or one of another version.
-    """
+    """Return the results of finished evaluations, folder by folder; an error for one that is none, or is unfinished."""
     return [one for folder in folders for one in _read_folder(Path(folder))]
 
 

@@ -1,4 +1,4 @@
-"""Tables of results: each compared with the unhidden run and with its controls; for a terminal, or as Markdown and so on."""
+"""Tables of results: each compared with the unhidden run and with its controls, for terminals and papers."""
 
 import csv
 import io
@@ -205,33 +205,27 @@ def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str],
 
 def _text(results: Sequence[Result]) -> str:
     """Return a table for each model and task, with a row a rule whose seeds are pooled, for a terminal."""
-    rows, groups = compare(results), dict[tuple[str, ...], list[int]]()
-    for index, one in enumerate(results):
-        word, *rest = rule_of(one)
-        rule = (word, rest[0], *rest[2:]) if rest and takes_seed(word) else rule_of(one)
-        groups.setdefault(
-            (one.model, one.task, one.weight_hash, one.dtype, one.device, str(one.settings), *rule), []
-        ).append(index)
-    firsts = {key: results[places[0]] for key, places in groups.items()}
+    rows, groups = compare(results), dict[tuple[Any, ...], dict[str, tuple[Result, Row]]]()
+    for one, row in zip(results, rows, strict=True):
+        rule = _unseeded(one.hide) if takes_seed(_word(one.hide)) else one.hide
+        key = (one.model, one.task, rule, one.n, one.weight_hash, one.dtype, one.device, str(one.settings))
+        groups.setdefault(key, {})[cell_of(one)] = one, row
+    runs = {key: [one for one, _ in group.values()] for key, group in groups.items()}
     changes = _corrected(
-        {key: _change([results[at] for at in places], results) for key, places in groups.items()}, firsts
+        {key: _change(mine, results) for key, mine in runs.items()}, {k: one[0] for k, one in runs.items()}
     )
     tables: dict[str, list[list[str]]] = {}
-    for key, places in groups.items():
-        first, mine = rows[places[0]], [rows[at] for at in places]
-        lines = tables.setdefault(f"{first['model']}, {first['task']}", [])
-        name = _unseeded(first["hide"]) + f" ×{len(mine)}" if len(mine) > 1 else first["hide"]
-        shares = [row["removed_share"] for row in mine if row["removed_share"] is not None]
+    for key, mine in runs.items():
+        _, first = next(iter(groups[key].values()))
+        change, times = changes[key], f" ×{len(mine)}" if len(mine) > 1 else ""
+        shares = [one.removed_share for one in mine if one.removed_share is not None]
         paper = "" if first["published"] is None else f"{first['published']:.2f}"
-        accuracy = f"{sum(row['accuracy'] for row in mine) / len(mine):.3f}"
-        removed = f"{100 * sum(shares) / len(shares):.1f} %" if shares else ""
-        change = changes[key]
-        lines.append(
-            [name, str(first["n"]), accuracy, paper, *_tested(change), change["verdict"] if change else "", removed]
-        )
-        lines += [
-            [f"  − {one['control']} ×{one['seeds']}", "", "", "", *_tested(one), "", ""] for one in first["controls"]
-        ]
+        line = [f"{key[2]}{times}", str(key[3]), f"{sum(one.accuracy for one in mine) / len(mine):.3f}", paper]
+        line += [*_tested(change), "" if change is None else change["verdict"]]
+        lines = tables.setdefault(f"{key[0]}, {key[1]}", [])
+        lines.append([*line, f"{100 * sum(shares) / len(shares):.1f} %" if shares else ""])
+        beyond = ((f"  − {one['control']} ×{one['seeds']}", one) for one in first["controls"])
+        lines += [[name, "", "", "", *_tested(one), "", ""] for name, one in beyond]
     heads = ["hidden", "n", "acc.", "paper", "change (95 %)", "p", "verdict", "taken"]
     text = "\n\n".join(text_table(title, heads, lines) for title, lines in tables.items())
     notes = (*NOTES, *map(printable, remarks(rows)))

@@ -1,10 +1,8 @@
 """Nats per token of a text behind a context, while a rule hides keys from the queries of what follows.
 
 A sink that is hidden from the first word on is rebuilt on the next token, and costs little. Who drops keys from a cache
-asks another question: the context was read with all keys, and the answer's queries lose some. So a causal model reads
-the context first, unhidden; rules choose among its keys, and the rest is read in a second call behind the cache. With
-``everywhere`` the whole window is one call under the rule. For a diffusion model the masked estimate of
-`log_likelihood` is taken, whose canvases are all under the rule.
+asks another question. So a causal model reads the context first, unhidden; rules choose among its keys, and the rest is
+read in a second call. For a diffusion model the masked estimate is taken, whose canvases are all under the rule.
 """
 
 import hashlib
@@ -79,20 +77,15 @@ def text_likelihood(
 
     Args:
         rules: as text, or objects; ``none`` is always among them.
-        context: tokens in front of each window's answer, which are read with all keys.
-        answer: tokens behind it, whose nats are averaged.
+        context, answer: tokens in front of each window's answer, read with all keys, and of the answer.
         everywhere: hides from the context's queries too (one call); of a diffusion model it always does.
         limit: number of windows; all if None.
         out: a folder, in which finished windows are kept; a second call goes on there.
 
     Returns:
-        ``{"model", "windows", "tokens", "context", "rows": [{"hide", "nats", "difference", "interval",
-        "removed_share", "moved", "without_effect"}]}``; the interval (95 %) is that of the paired difference to no
-        rule, None under five windows; ``moved`` is the position whose share of the attention grew most, with its share
-        under no rule (``without``) and under this one (``hidden``).
-
-    Raises:
-        CallError: no rule, no window, or a folder of another run.
+        ``{…, "rows": [{"hide", "nats", "difference", "interval", "removed_share", "moved", "without_effect"}]}``; the
+        interval (95 %) is that of the paired difference to no rule, None under five windows; ``moved`` is the position
+        whose share of the attention grew most, under no rule (``without``) and this one (``hidden``).
     """
     behind, named = model.family.causal and not everywhere, {NOTHING: compose()}
     for rule in map(parse_rule, rules):

@@ -27,16 +27,14 @@ class Effect:
 
     Attributes:
         removed: attention that the hidden keys would have received, in queries' worth, measured without the hiding.
-        queries: number of queries of the heads in which a rule was in force.
+        queries, steps: number of queries of the heads, and of steps, in which a rule was in force.
         hidden: number of hidden keys, a key once a step.
         hits: hidden keys that were in the current top K, where K keys were hidden in that head.
         ranked: hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
-        steps: number of steps in which a rule was in force; one that needs the step before is not in step 0.
-        removed_committed: the part of ``removed`` taken from the queries whose outputs were committed in the same step.
-        committed: number of those queries; 0 where nothing was committed, as in a likelihood.
-        received: attention that each position receives without the hiding and with it, [prompt, 2, position], in
-            queries' worth; of a network with several stacks none. *Without* is what a layer's queries and keys give
-            with the hidden ones back: a sink that lower layers have rebuilt counts there too.
+        removed_committed, committed: the same as ``removed`` and ``queries``, of the queries whose outputs were
+            committed in the step; 0 where nothing was, as in a likelihood.
+        received: attention that each position receives without the hiding and with it, [prompt, 2, position]; none of
+            a network with several stacks. A sink that lower layers have rebuilt counts in both.
         without_effect: for each rule that hid nothing, itself and why.
     """
 
@@ -97,17 +95,7 @@ class Effect:
             (*map(int, place), f"{share[place]:.1%}", None if np.isnan(hits[place]) else f"{hits[place]:.1%}")
             for place in heads[:MOST_ROWS]
         ]
-        committed, hit_rate, moved = self.removed_share_committed, self.hit_rate, self.moved
-        facts = {
-            "attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}",
-            "of the queries whose tokens were committed": None if committed is None else f"{committed:.1%}",
-            "keys per head and step": f"{self.keys_per_head:.3g}",
-            "of them still largest": None if hit_rate is None else f"{hit_rate:.1%}",
-            "most went to": None
-            if moved is None
-            else f"position {moved.position}, {moved.without:.1%} → {moved.hidden:.1%}",
-            "hid nothing": "; ".join(self.without_effect) or None,
-        }
+        facts = {"attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}", "so": str(self)}
         columns = ("layer", "head", "attention removed", "still largest")
         title = f"Effect of hiding on {counted(len(self.steps), 'prompt')}"
         return card(title, facts, columns, rows, len(heads) - len(rows))

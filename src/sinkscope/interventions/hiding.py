@@ -236,10 +236,7 @@ class Hiding(Hider):
         return self._head_masks[name]
 
     def _counted(self, canvas: StepCanvas, call: LayerCall, chosen: Sequence[_Chosen]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads in which any rule is in force, float [head], and queries and steps, float [row, head].
-
-        Layers in which rules are in force in all heads share them.
-        """
+        """Return the heads in which any rule is in force, float [head], and queries and steps, float [row, head]."""
         heads = call.query.shape[1]
 
         def counted(in_force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -343,6 +340,5 @@ def _check_limits(rules: Sequence[Rule], session: Session) -> None:
             raise CallError(f"layers or heads: the model has the layers 0…{longest - 1}, found {max(asked)}")
     for layer, head in [pair for part in rules for pair in part.heads or ()]:
         known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
-        most = max((one for one in known if one), default=head + 1)  # unknown before it runs
-        if head >= most:
+        if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
             raise CallError(f"heads: layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")

@@ -22,19 +22,12 @@ LOWEST = -8.0
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The keys of one layer in order; a ``group`` is a head, or the heads that share a ranking.
+    """The keys of one layer in order; a ``group`` is a head, or the heads that share a ranking."""
 
-    Attributes:
-        values: [batch, group, key], what the keys are ranked by: column sums, or the newest query's row.
-        candidates: bool [batch, 1, key], keys that may be chosen and were seen.
-        sinks: bool [batch, group, key], whether Eq. 3 with ε = 3 holds for the column sums.
-        real: bool [batch, key], keys that were seen, padding left out.
-    """
-
-    values: Tensor
-    candidates: Tensor
-    sinks: Tensor
-    real: Tensor
+    values: Tensor  # [batch, group, key], column sums, or the newest query's row
+    candidates: Tensor  # bool [batch, 1, key], keys that may be chosen and were seen
+    sinks: Tensor  # bool [batch, group, key], whether Eq. 3 with ε = 3 holds for the column sums
+    real: Tensor  # bool [batch, key], keys that were seen, padding left out
 
     def ranks(self, most: int) -> Tensor:
         """Return the rank of each key, int64 [batch, group, key]: 0 for the largest value, exact below ``most``."""
@@ -89,10 +82,7 @@ class Observed(Intervention, ABC):
         return Ranking(values, (context.candidates & known)[:, None], sinks, known)
 
     def at_stake(self, context: RuleContext) -> Tensor:
-        """Return the attention that hiding each key takes away in the running step, [batch, group, key]; a sweep more.
-
-        It is the key's column, or its entry in the newest query's row where only that query loses the key.
-        """
+        """Return the attention that hiding each key takes away now, [batch, group, key]; a sweep more."""
         found = context.seen("current", self.measured)
         assert found is not None
         only_newest = context.causal and context.call.query.shape[2] == 1
@@ -226,14 +216,8 @@ def calibrate_excess(
 ) -> HideSinksAbove:
     """Return the rule whose ε ``sinks_per_head`` keys exceed on average, over steps, layers and heads of the rule.
 
-    Only recorded rows count: of guidance the half with the prompt, of a batch the rows that have not ended.
-
-    Args:
-        run: writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``.
-        options: of `HideSinksAbove`.
-
-    Raises:
-        CallError: nothing that could be observed, or so many keys that ε would have to be negative.
+    ``run`` writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``. Only recorded rows count: of
+    guidance the half with the prompt, of a batch the rows that have not ended. ``options`` are of `HideSinksAbove`.
     """
     rule = HideSinksAbove(0.0, **options)
     count = _ExcessCount(**{**vars(rule), "found": {}})

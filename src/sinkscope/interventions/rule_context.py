@@ -16,17 +16,11 @@ from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """The attention of one layer in one step. Its keys are those of the layer.
+    """The attention of one layer in one step. Its keys are those of the layer."""
 
-    Attributes:
-        columns: [batch, head, key], column sums. In a causal model they are running sums over all queries so far.
-        last_row: [batch, head, key], the attention of the newest query.
-        keys: how many keys there were.
-    """
-
-    columns: Tensor
-    last_row: Tensor
-    keys: int
+    columns: Tensor  # [batch, head, key], column sums; in a causal model running sums over all queries so far
+    last_row: Tensor  # [batch, head, key], the attention of the newest query
+    keys: int  # how many keys there were
 
     def widened(self, keys: int) -> "Observation":
         """Return the same with zeros for keys that have been added since."""
@@ -165,12 +159,7 @@ class RuleContext:
     def seen(self, observe: str, measured: str) -> Observation | None:
         """Return the attention of this layer, as wide as its keys are now; None in the first step for ``previous``.
 
-        Args:
-            observe: ``previous`` or ``current`` step.
-            measured: ``local``, ``hidden`` or ``clean``, see `Observed`; for the current step ``hidden`` is ``local``.
-
-        Raises:
-            CallError: a canvas that has shrunk.
+        ``measured`` is ``local``, ``hidden`` or ``clean``, see `Observed`. CallError for a canvas that has shrunk.
         """
         keys = self.call.keys
         look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
@@ -209,11 +198,6 @@ class RuleContext:
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
-        """Return where the tokens of a class stand, bool [batch, key], False on padding.
-
-        Args:
-            name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns; no token has another.
-            classify: token id → name of its class; by the model's tokenizer when None.
-        """
+        """Return where tokens stand whose class (of `sinks.token_classes.CLASSES`, or of ``classify``) has this name."""
         places = self.classes(classify)
         return self.real & places[name] if name in places else torch.zeros_like(self.real)

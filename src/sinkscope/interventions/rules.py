@@ -1,7 +1,6 @@
 """Rules as text, as ``--hide`` takes them: ``top:1``, ``random:5@seed=2``, ``top:1@current,last_row``.
 
-Every class with a `Intervention.rule` is found by itself: those in the modules of this package, and those that an
-installed package declares as entry points of the group ``sinkscope.interventions`` (a class, or a module with classes).
+Every class with a `Intervention.rule` in this package, or in an entry point of the group, is found by itself.
 """
 
 import dataclasses
@@ -48,9 +47,6 @@ def parse_rule(text: str | Intervention | Composed) -> Intervention | Composed:
     (``current``), a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``, ``keys=``,
     ``queries=`` take numbers such as ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``, ``answer``;
     ``heads=`` takes layers and heads such as ``5.1+0.5``.
-
-    Raises:
-        CallError: no such rule, argument or option; the message names those there are.
     """
     if not isinstance(text, str):
         return text
@@ -106,11 +102,7 @@ def split_rules(text: str) -> list[str]:
 
 
 def canonical_rule(text: str | Intervention | Composed) -> str:
-    """Return the one text of a rule that may be written in several.
-
-    ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``: numbers have no zeros in front, options that
-    change nothing are left out, words stand before ``name=value``. A seed is always written.
-    """
+    """Return the one text of a rule that may be written in several; a seed is always written."""
     return str(parse_rule(text))
 
 
