@@ -31,6 +31,16 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
     assert run("table", tmp_path / "r", "--format", "csv")[1].startswith("model,task,hide,n,")
 
 
+def test_likelihood_says_where_a_sink_is_rebuilt(run, tmp_path):
+    (tmp_path / "text.txt").write_text("Tom has 12 apples . Kim has 4 apples . Tom has 16 . " * 9)
+    flags = ("--context", 16, "--answer", 16, "--hide", "position:0-3,top:1,random:1,position:900")
+    for where, says in (((), "as by a cache that drops them"), (("--everywhere",), "which understates")):
+        status, out, err = run("likelihood", "lab-autoregressive", "--text", tmp_path / "text.txt", *flags, *where)
+        assert (status, max(map(len, out.splitlines())) <= 80) == (0, True), err
+        assert says in out.replace("\n", " ") and "position:900 hid nothing: " in out and "\nposition:0-3 " in out
+        assert ("top:1@current " in out) == bool(where)
+
+
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data):
     for arguments, says in (
         (["--data", f"gsm8k={data}"], "--data gsm8k is not used without this task"),

@@ -50,26 +50,26 @@ class Likelihood(Command):
             return print_json(document)
         from sinkscope.evaluation.tables import WIDTH, text_table
 
-        behind, lines = model.family.causal and not self.everywhere, []
+        behind, lines, notes = model.family.causal and not self.everywhere, [], []
         rows = document["rows"]
         for row in rows:
-            more, moved = "" if row["hide"] == "none" else f"{row['difference']:+.3f}", row["moved"]
+            hidden, moved, gained = row["hide"] != "none", row["moved"], ""
+            more = f"{row['difference']:+.3f}" if hidden else ""
             more += "" if row["interval"] is None else " ({:+.3f}, {:+.3f})".format(*row["interval"])
-            gained = "" if moved is None else f"{moved['position']}: {moved['without']:.1%} → {moved['hidden']:.1%}"
-            taken = "" if moved is None else f"{row['removed_share']:.1%}"
-            lines.append([row["hide"], f"{row['nats']:.3f}", more, taken, gained])
-        title = (
-            f"{document['model']}: {rows[0]['nats']:.3f} nats per token, {document['tokens']} tokens in "
-            f"{document['windows']} windows behind {self.context} each"
-        )
-        say(
-            text_table(title, ["hide", "nats", "more (95 %)", "taken", "position that gains most"], lines), "", sep="\n"
-        )
+            if moved is not None:
+                gained = f"{moved['position']}: {moved['without']:.1%} → {moved['hidden']:.1%}"
+                gain = moved["hidden"] - moved["without"]
+                if gain > max(moved["without"], row["removed_share"] / 2):
+                    notes.append(f"{row['hide']}: the sink is rebuilt at position {gained}.")
+            lines.append(
+                [row["hide"], f"{row['nats']:.3f}", more, f"{row['removed_share']:.1%}" if hidden else "", gained]
+            )
+            notes += row["without_effect"]
+        windows = f"{document['windows']} windows behind {self.context} each"
+        title = f"{document['model']}: {rows[0]['nats']:.3f} nats per token, {document['tokens']} tokens in {windows}"
+        heads = ["hide", "nats", "more (95 %)", "taken", "position that gains most"]
         where = "the queries behind the context, as by a cache that drops them" if behind else "all queries"
         if model.family.causal and not behind:
-            where += ", which understates: a sink is rebuilt on the next token"
-        say(fill(f"Keys are hidden from {where}. Taken: the share of the attention that they had.", WIDTH))
-        for row in rows:
-            say(
-                *(fill(line, WIDTH) for line in row["without_effect"]), sep="\n", end="\n" * bool(row["without_effect"])
-            )
+            where += ", which understates: a sink is rebuilt on another token"
+        notes.append(f"Keys are hidden from {where}. Taken: the share of the attention that they had.")
+        say(text_table(title, heads, lines), "", *(fill(line, WIDTH) for line in notes), sep="\n")

@@ -143,12 +143,13 @@ class Tally:
         self._prompts = prompts
         self._sums: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # what, of which layers → [prompt, layer, head]
         self._waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
-        self._received = torch.zeros(prompts, 2, 0, dtype=torch.float64)
+        self._received: Tensor | None = None  # [prompt, 2, position]
 
     def add_received(self, prompts: Tensor, received: Tensor) -> None:
         """Add attention by position, [row, 2, position], of all layers and heads of a step."""
-        missing = max(0, received.shape[2] - self._received.shape[2])
-        self._received = pad(self._received.to(received.device), (0, missing))
+        if self._received is None:
+            self._received = torch.zeros(self._prompts, 2, 0, dtype=torch.float64, device=received.device)
+        self._received = pad(self._received, (0, max(0, received.shape[2] - self._received.shape[2])))
         self._received[..., : received.shape[2]].index_add_(0, prompts, received.double())
 
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
@@ -183,7 +184,8 @@ class Tally:
         for (name, places), values in self._sums.items():
             found = values.cpu().numpy()
             arrays[name][:, list(places), : found.shape[2]] += found
-        return Effect(**arrays, received=self._received.cpu().numpy())
+        received = np.zeros((self._prompts, 2, 0)) if self._received is None else self._received.cpu().numpy()
+        return Effect(**arrays, received=received)
 
 
 def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
