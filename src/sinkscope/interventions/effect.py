@@ -95,10 +95,9 @@ class Effect:
             (*map(int, place), f"{share[place]:.1%}", None if np.isnan(hits[place]) else f"{hits[place]:.1%}")
             for place in heads[:MOST_ROWS]
         ]
-        facts = {"attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}", "so": str(self)}
+        facts = {"attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}", "effect": str(self)}
         columns = ("layer", "head", "attention removed", "still largest")
-        title = f"Effect of hiding on {counted(len(self.steps), 'prompt')}"
-        return card(title, facts, columns, rows, len(heads) - len(rows))
+        return card("Effect of hiding", facts, columns, rows, len(heads) - len(rows))
 
     def of(self, prompt: int | slice) -> "Effect":
         """Return the effect on one prompt; prompts are counted from the first that was written inside the context."""

@@ -76,10 +76,7 @@ class Intervention(ABC):
             if value is not None and not (name in ("keys", "queries") and isinstance(value, str) and value in GROUPS):
                 object.__setattr__(self, name, positions_of(name, value))
         if self.heads is not None:
-            heads = tuple(sorted({(int(layer), int(head)) for layer, head in self.heads}))
-            if any(min(pair) < 0 or (self.layers and pair[0] not in self.layers) for pair in heads):
-                raise CallError(f"heads: expected (layer, head) from 0 upwards, in layers={self.layers}, found {heads}")
-            object.__setattr__(self, "heads", heads)
+            object.__setattr__(self, "heads", tuple(sorted({(int(layer), int(head)) for layer, head in self.heads})))
 
     @abstractmethod
     def choose(self, context: RuleContext) -> Tensor | None:

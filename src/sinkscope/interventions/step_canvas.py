@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import StepContext, upload
-from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.sinks.token_classes import token_class
 
@@ -116,9 +115,7 @@ class TokenClasses:
         self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
     ) -> dict[str, Tensor]:
         """Return where the tokens of each class stand, bool [batch, position]."""
-        classify = classify or self._by_tokenizer
-        if classify is None:
-            raise CallError("classify: expected a function, as a bare network has no tokenizer, found None")
+        classify: Any = classify or self._by_tokenizer  # a bare network has no tokenizer
 
         def make() -> dict[str, Tensor]:
             known = self._known.setdefault(classify, {})
