@@ -357,14 +357,10 @@ class Session:
         )
 
     def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
-        """Whether a call begins a generation: it has other rows, an empty cache, none behind calls with one, or a text
-        that a causal network has not begun."""
+        """Whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""
         if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
             return True
         behind = self._causal(stack) and len(self.stacks) == 1 and self._last is not None and self._last.seen > 0
-        before, ids = self._tokens, given.ids
-        if self._causal(stack) and len(self.stacks) == 1 and given.seen == 0 and before is not None and ids is not None:
-            behind |= not torch.equal(ids[:, : before.shape[1]], before.to(ids.device))
         return stack.name in self._prompts and (given.cache is not None or behind) and given.seen == 0
 
 

@@ -84,7 +84,7 @@ class SinkscopeLM(TemplateLM):
         self._said_greedy = False
 
     @property
-    def eot_token_id(self) -> int:
+    def eot_token_id(self) -> int | None:
         """The token that ends a text; lm-eval also puts it in front of a text without context."""
         return self.model.card.eos_id
 

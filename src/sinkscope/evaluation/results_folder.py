@@ -1,5 +1,4 @@
 """The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch.
-
 run.json                      the model and the versions of the libraries; another run is refused
 lock.0-of-1, lock.2-of-4 …    held by the processes at work; the system releases them when a process dies
 lab-arith/task.json           how the task is asked: sampler, shots, data; another one is refused

@@ -179,7 +179,7 @@ class Tally:
         """Return the sums so far, for a network of so many layers and query heads."""
         self.settle()
         names = [field.name for field in fields(Effect)][:-2]
-        arrays = {name: np.zeros((self._prompts, layers, heads)) for name in names}
+        arrays: dict[str, Any] = {name: np.zeros((self._prompts, layers, heads)) for name in names}
         for (name, places), values in self._sums.items():
             found = values.cpu().numpy()
             arrays[name][:, list(places), : found.shape[2]] += found
@@ -190,7 +190,7 @@ class Tally:
 def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
     """Return the effects of several generations as one, with zeros for layers, heads and positions first seen later."""
 
-    def together(name: str) -> np.ndarray:
+    def together(name: str) -> Any:
         arrays = [getattr(one, name) for one in (Tally(0).effect(layers, heads), *effects)]
         most = np.max([one.shape[1:] for one in arrays], axis=0)
         wide = [[(0, 0), *((0, to - now) for to, now in zip(most, one.shape[1:], strict=True))] for one in arrays]

@@ -58,6 +58,7 @@ class Hiding(Hider):
         self._step = -1
         self._start: GenerationStart | None = None
         self._canvas: StepCanvas | None = None
+        self._tokens: Tensor | None = None
         self._draws: PromptDraws | None = None
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
@@ -92,7 +93,7 @@ class Hiding(Hider):
     def end_generation(self, failed: bool) -> None:
         """Raise CallError for a rule that asks of a plain call what it never has: a step before, or an answer."""
         for number, part in enumerate(self.parts if self._plain and not failed and self._steps else ()):
-            alone = part.waits and self._took.get(number) is None and not any(self._steps.values())
+            alone = part.waits and self._took.get(number) is None
             groups = {"prompt", "answer"} & {one for one in (part.keys, part.queries) if isinstance(one, str)}
             if (alone or groups) and (why := self._why_nothing(number)):
                 raise CallError(f"hide: {part} hid nothing: {why}{'; a call by itself is all prompt' * bool(groups)}")
@@ -119,6 +120,12 @@ class Hiding(Hider):
         self._step = self._steps[context.stack] = self._steps.get(context.stack, -1) + 1
         if context.causal is not None:
             self._attention.causal = context.causal
+        if self._plain and self._attention.causal and any(part.waits for part in self.parts):
+            before, self._tokens = self._tokens, context.tokens
+            width = 0 if before is None else min(before.shape[1], context.tokens.shape[1])
+            if before is not None and not torch.equal(before[:, :width], context.tokens[:, :width]):
+                self._attention.forget()  # a call by itself with another text: it has no step before
+                self._attention.causal = True
         prompts = () if self._start is None else self._start.prompt_lengths
         self._tally = self._tally or Tally(len(prompts))
         self._canvas, self._chosen, self._in_step = StepCanvas(context, context.prompt_lengths or prompts), {}, {}

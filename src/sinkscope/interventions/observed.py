@@ -190,9 +190,7 @@ class _ExcessCount(HideSinksAbove):
 
     found: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
 
-    @property
-    def idle(self) -> bool:
-        return False
+    idle = waits = False  # type: ignore[assignment]
 
     def choose(self, context: RuleContext) -> Tensor | None:
         ranking = self.rank(context)

@@ -115,19 +115,19 @@ class TokenClasses:
         self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
     ) -> dict[str, Tensor]:
         """Return where the tokens of each class stand, bool [batch, position]."""
-        classify: Any = classify or self._by_tokenizer  # a bare network has no tokenizer
+        by: Any = classify or self._by_tokenizer  # a bare network has no tokenizer
 
         def make() -> dict[str, Tensor]:
-            known = self._known.setdefault(classify, {})
+            known = self._known.setdefault(by, {})
             unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
             for token in {*unique.tolist()} - known.keys():
-                known[token] = classify(token)
+                known[token] = by(token)
             names = [known[token] for token in unique.tolist()]
             kinds = list(dict.fromkeys(names))
             numbers = upload(torch.tensor([kinds.index(name) for name in names], device="cpu")[places], device)
             return {name: numbers == number for number, name in enumerate(kinds)}
 
-        return canvas.once(("classes", classify, device), make)
+        return canvas.once(("classes", by, device), make)
 
 
 def class_in(model: Model, token: int) -> str:
