@@ -35,7 +35,7 @@ def test_where_the_removed_attention_went(diffusion, question, short):
         place, before, after = own.moved
         assert after - before == pytest.approx((hidden - without).max() / own.queries.sum()) and place != 3
         assert str(own) == f"Effect on 1 prompt: {own.sentence('the rule')}"
-        assert f"most went to position {place}, from {before:.1%} to {after:.1%}" in str(own)
+        assert f"position {place} gained most: {after:.1%}, with the hidden keys back {before:.1%}" in str(own)
 
 
 def test_rules_together_are_judged_by_what_they_hide_together(diffusion):

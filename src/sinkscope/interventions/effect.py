@@ -116,7 +116,7 @@ class Effect:
         text += f", {self.keys_per_head:.3g} keys per head and step"
         text += "" if rate is None else f"; {rate:.0%} of the hidden keys were still in the current top K"
         if moved is not None:
-            text += f"; most went to position {moved.position}, from {moved.without:.1%} to {moved.hidden:.1%}"
+            text += f"; position {moved.position} gained most: {moved.hidden:.1%}, with the hidden keys back {moved.without:.1%}"
         return "; ".join([text, *self.without_effect])
 
     def as_dict(self) -> dict[str, Any]:
