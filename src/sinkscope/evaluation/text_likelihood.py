@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from sinkscope.attention import Columns, LayerCall, StepResult, Watcher, subscribed
 from sinkscope.decoding import log_likelihood
 from sinkscope.decoding.likelihood import nats_behind
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.interventions import Composed, Intervention, compose, parse_rule
+from sinkscope.interventions.effect import Received
 from sinkscope.interventions.intervention import NOTHING
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import weight_hash_of
@@ -124,32 +123,16 @@ def _finished(path: Path) -> dict[str, dict[str, Any]]:
     return {one["key"]: one for one in map(json.loads, whole.splitlines())}
 
 
-class _Received(Watcher):
-    """The share of the attention that each position of a window receives, mean over layers, heads and queries."""
-
-    def __init__(self, behind: bool) -> None:
-        self.sums, self.queries, self._unread = torch.zeros(0), 0, int(behind)
-
-    def end_step(self, result: StepResult | None) -> None:
-        self._unread = 0  # the context's own call is over
-
-    def watch(self, call: LayerCall, columns: Columns) -> None:
-        if not self._unread:
-            sums = columns.sums[:, :, call.groups.index("all")].sum((0, 1))
-            self.sums = sums + self.sums.to(sums) if len(self.sums) else sums
-            self.queries += call.query.shape[:3].numel()
-
-
 def _one_window(model: Model, rule: Composed, window: Sequence[int], context: int, behind: bool) -> dict[str, Any]:
     """Return the nats of a window's answer, and what the rule did to its attention."""
     if behind:  # sees the context's call, and hides nothing from it
         rule = compose(*(replace(part, steps=(1,)) if part.steps is None else part for part in rule.parts))
-    with rule(model) as hiding, subscribed(model.network, received := _Received(behind)):
+    with rule(model) as hiding, (received := Received(behind)).on(model.network):
         if behind:
             nats = nats_behind(model, window, context)
         else:
             nats = -log_likelihood(model, list(window[:context]), list(window[context:]), samples=SAMPLES).total
-    shares = [round(share, 6) for share in (received.sums / received.queries).tolist()]
+    shares = [round(share, 6) for share in received.shares]
     effect = hiding.effect
     idle = [one.replace("@steps=1", "").replace(",steps=1", "") for one in effect.without_effect]
     return {"nats": nats, "removed": effect.removed_share, "received": shares, "without_effect": idle}

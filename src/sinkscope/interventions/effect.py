@@ -1,14 +1,16 @@
 """The effect of hiding: how much attention was removed, and how many of the hidden keys were still sinks."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sinkscope.attention import Columns, LayerCall, StepResult, Watcher, subscribed
 from sinkscope.counts import counted
 from sinkscope.notebook_card import MOST_ROWS, card
 
@@ -197,3 +199,26 @@ def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
         return np.concatenate([np.pad(one, width) for one, width in zip(arrays, wide, strict=True)])
 
     return Effect(*(together(field.name) for field in fields(Effect)[:-1]))
+
+
+class Received(Watcher):
+    """The share of the attention that each position receives, mean over the queries; ``behind`` the first call."""
+
+    def __init__(self, behind: bool) -> None:
+        self._sums, self._queries, self._unread = torch.zeros(0), 0, behind
+
+    def on(self, network: nn.Module) -> AbstractContextManager[Any]:
+        return subscribed(network, self)
+
+    def end_step(self, result: StepResult | None) -> None:
+        self._unread = False
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        if not self._unread:
+            sums = columns.sums[:, :, call.groups.index("all")].sum((0, 1))
+            self._sums = sums + self._sums.to(sums) if len(self._sums) else sums
+            self._queries += call.query.shape[:3].numel()
+
+    @property
+    def shares(self) -> list[float]:
+        return (self._sums / self._queries).tolist()

@@ -120,8 +120,8 @@ class SinkRule(Observed, ABC):
         ranking = self.rank(context)
         if ranking is None:
             return None
-        if self.k >= context.shortest:
-            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} of {context.shortest}")
+        if self.k >= (shortest := min(context.canvas.lengths)):
+            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} of {shortest}")
         top = (ranking.ranks(self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks

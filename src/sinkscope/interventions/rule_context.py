@@ -151,11 +151,6 @@ class RuleContext:
         """Whether columns are running sums over the queries so far."""
         return self.attention.causal
 
-    @property
-    def shortest(self) -> int:
-        """Tokens of the shortest row."""
-        return min(self.canvas.lengths)
-
     def seen(self, observe: str, measured: str) -> Observation | None:
         """Return the attention of this layer, as wide as its keys are now; None in the first step for ``previous``.
 

@@ -21,17 +21,13 @@ ENTRY_POINTS = "sinkscope.interventions"
 def known_rules() -> Mapping[str, type[Intervention]]:
     """Return the class of every rule by its word, in alphabetical order; raise CallError for two rules of one word."""
     expected = "an Intervention with a `rule`, or a module with some"
-    found: dict[str, type[Intervention]] = {}
-    for kind in find_kinds(ENTRY_POINTS, Intervention, _has_text, ENTRY_POINTS, expected):
+    found, has_text = dict[str, type[Intervention]](), lambda kind: bool(vars(kind).get("rule"))
+    for kind in find_kinds(ENTRY_POINTS, Intervention, has_text, ENTRY_POINTS, expected):
         word = kind.rule.partition(":")[0]
         if word in (NOTHING, *found):
             raise CallError(f"{kind.__qualname__}: expected a word that no other rule has, found {word!r}")
         found[word] = kind
     return MappingProxyType(dict(sorted(found.items())))
-
-
-def _has_text(kind: type[Intervention]) -> bool:
-    return bool(vars(kind).get("rule"))
 
 
 def known_controls() -> dict[str, bool]:
