@@ -39,7 +39,7 @@ BATCH = {"lab-diffusion": 1, "lab-autoregressive": 32}  # a diffusion model's wh
 
 @dataclass(frozen=True)
 class DropOldest(Intervention):
-    """`drop_past` for prompts side by side: of each its own number of oldest tokens, but for the first ``keep``."""
+    """The oldest tokens dropped, for prompts side by side: of each its own number of oldest tokens, but for the first ``keep``."""
 
     observing = False
 

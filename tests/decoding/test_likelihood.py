@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused_by_name(sampler, arguments, more, message)
 def test_a_rule_of_the_step_before_is_refused():
     model, rule = seeded_model("llada"), HideTopSinks(1)
     for one in (rule, compose(HidePositions({0}), rule)):
-        with one(model), pytest.raises(CallError, match="one step a text; expected a rule with observe='current'"):
+        with one(model), pytest.raises(CallError, match="top:1 hid nothing: there was no step before; add"):
             monte_carlo(model, samples=4)
     plain = monte_carlo(model, samples=4).total
     with rule(model), pytest.raises(CallError), parse_rule("none")(model):

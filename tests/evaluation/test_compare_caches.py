@@ -82,8 +82,7 @@ def test_rows_are_those_of_the_generations(whole, diffusion):
     change = paired_difference(*([int(one) for one in row["outcomes"]] for row in (dual, plain)))
     assert plain["difference"] is None and dual["difference"]["low"] == change.low
     assert dual["work_ratio"] == pytest.approx(plain["work"]["total"] / dual["work"]["total"])
-    assert dual["work_ratio"] > 1
-    assert dual["peak_memory"] is None or dual["peak_memory"] > 1 << 20
+    assert dual["work_ratio"] > 1 and dual["peak_memory"] is None
     verdicts = [(one["with"], one["without"], one["budget"]) for one in document["sinks"]]
     assert verdicts == [(ARMS[3], ARMS[6], 4), (ARMS[4], ARMS[7], 7)]
 
@@ -113,7 +112,7 @@ def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_
 def test_the_verdict_on_sinks():
     ends = {(0.3, 0.5): "keep", (-0.5, -0.3): "filter", (-0.019, 0.019): "discount", (-0.03, 0.01): "undecided"}
     for (low, high), verdict in ends.items():
-        assert on_sinks(Difference(100, (low + high) / 2, low, high, 0.5, 10)) == verdict
+        assert on_sinks(Difference(100, (low + high) / 2, low, high, 0.5, 10, 1.0)) == verdict
 
 
 FLAGS = ("--tasks", "lab-sums", "--limit", 3, "--length", 8, "--block", 4)

@@ -16,7 +16,7 @@ from sinkscope.decoding import Generation
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running
 from sinkscope.evaluation.tables import compare
-from sinkscope.interventions import HideTopSinks
+from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
 SMALL = {"tasks": ["lab-arith"], "limit": 6, "shots": 1, "batch": 4, "settings": {"length": 8}, "progress": False}
@@ -42,6 +42,18 @@ def answers(monkeypatch):
 
     monkeypatch.setattr(running, "generate", generate)
     return asked
+
+
+def test_rules_are_given_as_texts_or_objects(autoregressive, tmp_path):
+    """A window for the answer's queries is a cache that drops keys; an own rule without a text has a folder too."""
+    own = type("Own", (HidePositions,), {"rule": "", "__doc__": "Without a text."})((0,))
+    rules = ["none", KeepWindow(1, 4, queries="answer"), own, "position:900"]
+    found = evaluate(autoregressive, out=tmp_path / "a", hide=rules, **SMALL)
+    assert [one.hide for one in found] == ["none", "window:1+4@queries=answer", repr(own), "position:900"]
+    assert found[1].removed_share > 0 < found[2].removed_share and found[1].without_effect == ()
+    assert found[3].without_effect == ("position:900 hid nothing: no such key was there for its queries",)
+    (text,) = evaluate(autoregressive, out=tmp_path / "b", hide=["window:1+4@queries=answer"], **SMALL)
+    assert text.removed_share == found[1].removed_share and read_results(tmp_path / "a") == found
 
 
 def without_times(content):

@@ -24,11 +24,21 @@ def test_evaluate_then_table(run, diffusion_folder, tmp_path):
     flags = ("--limit", 3, "--shots", 0, "--length", 8)
     status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", *flags)
     assert status == 0, err
-    assert out.startswith(f"| task | hidden | {diffusion_folder} |\n")
+    assert max(map(len, out.splitlines())) <= 80 and "hidden n  acc." in out
     status, out, _ = run("table", tmp_path / "r", "--json")
     (row,) = json.loads(out)["rows"]
     assert (status, row["task"], row["n"], row["hide"]) == (0, "lab-arith", 3, "none")
     assert run("table", tmp_path / "r", "--format", "csv")[1].startswith("model,task,hide,n,")
+
+
+def test_likelihood_says_where_a_sink_is_rebuilt(run, tmp_path):
+    (tmp_path / "text.txt").write_text("Tom has 12 apples . Kim has 4 apples . Tom has 16 . " * 9)
+    flags = ("--context", 16, "--answer", 16, "--hide", "position:0-3,top:1,random:1,position:900")
+    for where, says in (((), "as by a cache that drops them"), (("--everywhere",), "which understates")):
+        status, out, err = run("likelihood", "lab-autoregressive", "--text", tmp_path / "text.txt", *flags, *where)
+        assert (status, max(map(len, out.splitlines())) <= 80) == (0, True), err
+        assert says in out.replace("\n", " ") and "position:900 hid nothing: " in out and "\nposition:0-3 " in out
+        assert ("top:1@current " in out) == bool(where)
 
 
 def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data):

@@ -148,7 +148,7 @@ def test_what_the_sandbox_lacks_is_said_once_inside_lm_eval(monkeypatch, caplog)
 
 
 def test_likelihoods_of_hidden_keys_need_the_current_step(diffusion, harness):
-    with pytest.raises(CallError, match="a likelihood has one step"):
+    with pytest.raises(CallError, match="top:1 hid nothing: there was no step before"):
         harness(language_model(diffusion, hide="top:1"), "tiny_choice", limit=1)
     harness(language_model(diffusion, hide="top:1@current;last_row", samples=2), "tiny_choice", limit=1)
 

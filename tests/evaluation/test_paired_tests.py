@@ -60,6 +60,9 @@ def test_the_interval_is_what_the_score_test_does_not_reject_and_the_test_is_mcn
     assert found.mean == pytest.approx((gained - lost) / sum(cells))
     exact = min(1.0, 2 * sum(math.comb(lost + gained, i) for i in range(min(lost, gained) + 1)) / 2 ** (lost + gained))
     assert found.p_value == pytest.approx(exact, rel=1e-9)
+    assert found.p_margin == pytest.approx(
+        2 * scipy.stats.norm.sf(abs(score(gained, lost, sum(cells), -0.02))), rel=1e-4
+    )
 
 
 def test_several_controls_are_averaged_and_two_problems_added():
@@ -70,6 +73,8 @@ def test_several_controls_are_averaged_and_two_problems_added():
     more = np.concatenate([pairs, [0.5**0.5, -(0.5**0.5)]])  # one problem between the two: half a gain and half a loss
     reach = 1.959963984540054 * more.std() / math.sqrt(len(more))
     assert (found.low, found.high) == pytest.approx((more.mean() - reach, more.mean() + reach))
+    z = (more.mean() + 0.02) / (reach / 1.959963984540054)
+    assert found.p_margin == pytest.approx(2 * scipy.stats.norm.sf(abs(z)))
     assert (found.mean, found.discordant) == (pytest.approx(pairs.mean()), int((pairs != 0).sum()))
 
 
@@ -113,7 +118,7 @@ def test_verdicts_and_how_many_problems_are_needed():
         (-0.06, -0.02, 1319, "undecided"),
         (-0.9, -0.7, 20, "degraded"),
     ):
-        assert Difference(n, (low + high) / 2, low, high, 0.5, 7).verdict == verdict
+        assert Difference(n, (low + high) / 2, low, high, 0.5, 7, 0.0).verdict == verdict
     assert LEAST == 189
     for n, verdict in ((LEAST - 1, "undecided"), (LEAST, "robust")):
         assert paired_difference([1] * n, [1] * n).verdict == verdict
@@ -124,7 +129,7 @@ def test_verdicts_and_how_many_problems_are_needed():
         assert paired_difference(*outcomes(changed, changed, n - 2 * changed, 0)).verdict == verdict
     few = paired_difference([1] * 50, [1] * 50)
     assert (few.too_small, few.needed) == (True, LEAST)
-    assert not Difference(2000, -0.015, -0.03, 0.0, 0.1, 90).too_small  # undecided because it lies at the margin
+    assert not Difference(2000, -0.015, -0.03, 0.0, 0.1, 90, 1.0).too_small  # undecided because it lies at the margin
 
 
 def holm_by_definition(p_values):

@@ -66,14 +66,44 @@ def test_a_rule_is_compared_with_the_unhidden_run_and_with_its_controls():
     rows = compare(RESULTS)
     expected = [paired_difference(bits(one.outcomes), bits(NONE[: one.n])) for one in RESULTS[1:]]
     changes = [row["change"] for row in rows]
-    assert changes[0] is None and list(map(numbers, changes[1:])) == expected
-    sinks, controls = (holm([expected[at].p_value for at in places]) for places in ((0, 3), (1, 2)))
-    assert [change["p_holm"] for change in changes[1:]] == [sinks[0], *controls, sinks[1]]  # two families
+    for name, kept in (("p_value", "p_holm"), ("p_margin", "p_margin")):  # verdicts and p after Holm, in two families
+        sinks, controls = (holm([getattr(expected[at], name) for at in places]) for places in ((0, 3), (1, 2)))
+        assert [change[kept] for change in changes[1:]] == [sinks[0], *controls, sinks[1]]
+    found = [
+        dataclasses.replace(numbers(new), p_margin=old.p_margin) for new, old in zip(changes[1:], expected, strict=True)
+    ]
+    assert changes[0] is None and found == expected
     assert [len(row["controls"]) for row in rows] == [0, 1, 0, 0, 0]
     (contrast,) = rows[1]["controls"]
     assert (contrast["control"], contrast["seeds"]) == ("random:1", 2)
     assert numbers(contrast) == against_controls(bits(TOP), [bits(RANDOM), bits(OTHER)])
     assert changes[1]["verdict"] == "degraded"
+
+
+def test_a_verdict_is_corrected_as_its_p_is():
+    """Alone the rule is degraded; beside nineteen more tests of the kind neither its verdict nor its p stands."""
+    many = "1" * 300 + "0" * 100
+    lost = result("top:1", "0" * 15 + many[15:])
+    alone = compare([result("none", many), lost])[1]["change"]
+    assert alone["verdict"] == "degraded" and alone["p_margin"] < 0.05
+    others = [result(f"top:{k}", lost.outcomes) for k in range(2, 21)]
+    beside = compare([result("none", many), lost, *others])[1]["change"]
+    assert beside["verdict"] == "undecided" and beside["p_margin"] == pytest.approx(20 * alone["p_margin"])
+    assert beside["p_holm"] == pytest.approx(20 * alone["p_holm"]) and beside["high"] == alone["high"] < -0.02
+
+
+def test_a_terminal_gets_one_row_a_rule_within_80_columns():
+    name = "an-organisation/some-model-of-a-long-name-Instruct"
+    long = [result(f"{word}:10@current,last_row,only_sinks", TOP, name) for word in ("random", "top")]
+    text = write_table([*RESULTS, result("none", NONE, name), *long], "text")
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("\nrandom:1 ") == 1 and "@seed" not in text
+    pooled = against_controls(bits(NONE), [bits(RANDOM), bits(OTHER)], -1)
+    turned = against_controls(bits(NONE), [bits(RANDOM), bits(OTHER)])
+    assert (pooled.mean, pooled.low, pooled.p_value) == (-turned.mean, -turned.high, turned.p_value)
+    (line,) = (line for line in text.splitlines() if line.startswith("random:1 "))
+    points = f"{100 * pooled.mean:+.1f} ({100 * pooled.low:+.1f}, {100 * pooled.high:+.1f})"
+    assert f"random:1 ×2 200 0.745 {points}" in " ".join(line.split())
 
 
 def test_only_the_same_weights_settings_task_and_model_are_compared():
@@ -88,6 +118,12 @@ def test_only_the_same_weights_settings_task_and_model_are_compared():
         assert row["change"] is None
         said = "no unhidden run of the same weights, problems, settings, dtype and device to compare with"
         assert f"GSAI-ML/LLaDA-8B-Instruct, gsm8k, top:1: {said}" in remarks([row])
+
+
+def test_a_rule_that_hid_nothing_is_named():
+    line = "position:900 hid nothing: no such key was there for its queries"
+    idle = result("position:900", NONE, without_effect=(line,))
+    assert f"GSAI-ML/LLaDA-8B-Instruct, gsm8k, position:900: {line}" in remarks(compare([RESULTS[0], idle]))
 
 
 @pytest.fixture
@@ -215,7 +251,7 @@ def test_controls_are_those_of_the_rules():
 @pytest.mark.parametrize("command", ["table", "reproduce"])
 def test_reading_and_planning_load_no_torch(command, tmp_path):
     write_results(tmp_path, RESULTS)
-    arguments = {"table": [str(tmp_path)], "reproduce": ["paper1", "--dry-run"]}[command]
+    arguments = {"table": [str(tmp_path), "--format", "markdown"], "reproduce": ["paper1", "--dry-run"]}[command]
     code = f"import sys; from sinkscope import cli; sys.argv[1:] = {[command, *arguments]}; cli.main(); "
     code += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -41,6 +41,39 @@ def test_rows_are_paired_with_no_rule(causal):
     assert two["removed_share"] > one["removed_share"]
 
 
+@torch.no_grad()
+def test_where_the_attention_went_is_told_beside_no_rule(causal):
+    """Against whole maps of transformers' own eager attention, with and without the first key for the answer."""
+    found = text_likelihood(causal, TEXTS, ["position:0", "rowmass:1", "position:90"], context=16, answer=16, limit=1)
+    mask = torch.ones(2, 1, 32, 32).tril()
+    mask[1, :, 16:, 0] = 0
+    causal.network.set_attn_implementation("eager")
+    ids = torch.tensor([causal.tokenize(TEXTS[0])[:32]] * 2)
+    maps = causal.network(ids, attention_mask=(1 - mask) * -1e9, output_attentions=True).attentions
+    causal.network.set_attn_implementation("sdpa")
+    without, hidden = torch.stack(maps)[:, :, :, 16:].mean((0, 2, 3))
+    place = int((hidden - without).argmax())
+    expected = {"position": place, "without": float(without[place]), "hidden": float(hidden[place])}
+    _, first, mass, absent = found["rows"]
+    assert first["moved"] == pytest.approx(expected, abs=1e-5) and place != 0
+    assert first["removed_share"] == pytest.approx(float(without[0]), rel=0.01)
+    assert mass["removed_share"] > 0 == len(mass["without_effect"])
+    assert (absent["moved"], absent["difference"], absent["removed_share"]) == (None, 0, 0)
+    assert absent["without_effect"] == ["position:90 hid nothing: no such key was there for its queries"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_window_behind_a_context_is_a_cache_that_drops_keys(causal, everywhere):
+    found = text_likelihood(causal, TEXTS, ["window:2+5"], context=16, answer=16, limit=1, everywhere=everywhere)
+    ids, place = causal.tokenize(TEXTS[0])[:32], torch.arange(32)
+    mask = ((place[:, None] - place < 5) | (place < 2)).tril()
+    if not everywhere:
+        mask[:16] = torch.ones(16, 32, dtype=torch.bool).tril()
+    logits = causal.network(torch.tensor([ids]), attention_mask=mask[None, None]).logits[0].log_softmax(-1)
+    assert found["rows"][1]["nats"] == pytest.approx(-sum(float(logits[at - 1, ids[at]]) for at in range(16, 32)) / 16)
+
+
 def test_a_diffusion_model_has_the_masked_estimate():
     model = sinkscope.load("lab-diffusion")
     found = text_likelihood(model, TEXTS, ["top:1"], context=16, answer=8, limit=1)

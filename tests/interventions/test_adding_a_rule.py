@@ -124,8 +124,3 @@ def test_a_rule_of_another_package_is_found_where_its_word_is_new(monkeypatch):
     monkeypatch.setattr(WithOptions, "rule", "top:K")
     with pytest.raises(CallError, match="WithOptions: expected a word that no other rule has, found 'top'"):
         known_rules.__wrapped__()
-
-
-def test_asking_for_attention_that_is_not_measured_is_an_error(diffusion, question):
-    with pytest.raises(CallError, match="asks for clean attention, which was not measured; set its unhidden_pass"):
-        written(diffusion, Asking(measured="clean"), question, length=8, block=4)

@@ -188,3 +188,7 @@ def test_a_rule_does_not_decide_by_a_longer_canvas():
     with refused, HideTopSinks(1)(network):
         network(IDS, use_cache=False)
         network(IDS[:, :4], use_cache=False)
+    refused = pytest.raises(CallError, match="top:1 hid nothing: there was no step before")
+    with refused, HideTopSinks(1)(network):  # nor by the attention of another text
+        network(IDS[:, :4], use_cache=False)
+        network(IDS.flip(1), use_cache=False)

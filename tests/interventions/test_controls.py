@@ -1,5 +1,7 @@
 """The controls: as many keys, none of them a sink, seeded; matched in mass, in time, in rank, in class."""
 
+import dataclasses
+
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -221,6 +223,16 @@ def test_a_likelihood_commits_nothing(diffusion):
     with HidePositions((1,))(diffusion) as running, torch.no_grad():
         diffusion.network(ids)
     assert running.effect.removed_share > 0 and running.effect.removed_share_committed is None
-    message = "rowmass: this forward call commits no tokens; name the queries with queries="
-    with pytest.raises(CallError, match=message), RowMatchedKeys(1)(diffusion), torch.no_grad():
+    rule = RowMatchedKeys(1, observe="current")
+    message = "rowmass: this call has neither tokens to commit nor an answer; name queries="
+    with pytest.raises(CallError, match=message), rule(diffusion), torch.no_grad():
         diffusion.network(ids)
+    effects = []  # in a likelihood the answer's queries are those that write
+    for one in (rule, dataclasses.replace(rule, queries="answer")):
+        with one(diffusion) as running:
+            sinkscope.log_likelihood(diffusion, ids[0, :12], ids[0, 12:], samples=2)
+        effects.append(running.effect)
+    assert (
+        0 < effects[1].removed_share < effects[0].removed_share
+        and (effects[0].hidden[:, 0] == effects[1].hidden[:, 0]).all()
+    )

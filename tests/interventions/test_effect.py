@@ -19,6 +19,25 @@ def test_the_effect_of_one_prompt_and_of_heads(diffusion, question, short):
     assert effect.of(0).removed.sum() + effect.of(1).removed.sum() == pytest.approx(effect.removed.sum())
 
 
+def test_where_the_removed_attention_went(diffusion, question, short):
+    rule, effects = HidePositions([3]), []
+    for prompts in ([question, short], [question], [short]):
+        with rule(diffusion) as running:
+            sinkscope.generate(diffusion, prompts, length=6)
+        effects.append(running.effect)
+    together, *alone = effects
+    for row, own in enumerate(alone):
+        found = together.of(row).received[..., : own.received.shape[2]]
+        np.testing.assert_allclose(found, own.received, atol=1e-3 * own.queries.sum() ** 0.5)
+        without, hidden = own.received[0]
+        assert without.sum() == pytest.approx(hidden.sum()) == pytest.approx(own.queries.sum())
+        assert hidden[3] == 0 and without[3] == pytest.approx(own.removed.sum())
+        place, before, after = own.moved
+        assert after - before == pytest.approx((hidden - without).max() / own.queries.sum()) and place != 3
+        assert str(own) == f"Effect on 1 prompt: {own.sentence('the rule')}"
+        assert f"position {place} gained most: {after:.1%}, with the hidden keys back {before:.1%}" in str(own)
+
+
 def test_rules_together_are_judged_by_what_they_hide_together(diffusion):
     """The same keys, by one rule, by two, or by two that both name some of them."""
     ways = (

@@ -14,6 +14,7 @@ from other_kernels import other_kernels
 
 import sinkscope
 from sinkscope.interventions import (
+    Composed,
     HidePositions,
     HideSinksAbove,
     HideTopSinks,
@@ -103,9 +104,17 @@ def test_at_strength_zero_it_is_bit_identical_to_none(model, settings, question)
 @each_rule
 def test_it_leaves_no_trace(model, rule):
     ids = torch.randint(5, 300, (2, 11), generator=torch.Generator().manual_seed(0))
-    if isinstance(rule, RowMatchedKeys):  # a plain call commits nothing
-        rule = dataclasses.replace(rule, queries=range(3))
-    check_leaves_no_trace(model.network, lambda: rule(model), ids)
+    check_leaves_no_trace(model.network, lambda: for_a_call_by_itself(rule)(model), ids)
+
+
+def for_a_call_by_itself(rule):
+    """It has no step before, commits nothing, and all of it is the prompt."""
+    if isinstance(rule, Composed):
+        return compose(*map(for_a_call_by_itself, rule.parts))
+    more = {"observe": "current"} if rule.waits else {}
+    if rule.queries is not None or isinstance(rule, RowMatchedKeys):
+        more |= {"keys": None, "queries": range(3)}
+    return dataclasses.replace(rule, **more)
 
 
 @each_rule

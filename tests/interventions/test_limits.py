@@ -14,7 +14,6 @@ from sinkscope.interventions import (
     KeepWindow,
     calibrate_excess,
     compose,
-    drop_past,
 )
 from sinkscope.sinks import excess_of, in_unit, is_sink
 
@@ -129,12 +128,3 @@ def test_keys_that_every_query_keeps_are_not_counted_as_hidden(model, run, quest
     else:
         assert (effect.keys_per_head, effect.hit_rate, effect.removed_share) == (0, None, 0)
         assert effect.hidden.sum() == effect.hits.sum() == 0 < effect.steps.sum()
-
-
-def test_dropping_the_past(diffusion, run, question):
-    _, seen, _ = run(diffusion, drop_past(4, keep_first=1, hide_future_sinks=2), question, length=4)
-    masked, hidden = seen.contexts[1].masked[0], seen.hidden(1, 0)[0]
-    assert all(head.nonzero().flatten().tolist()[:3] == [1, 2, 3] for head in hidden)
-    assert ((hidden & masked).sum(-1) == 2).all() and (hidden.sum(-1) == 5).all()
-    with pytest.raises(CallError, match="keep_first: expected 0 to count, 2, found 3"):
-        drop_past(2, keep_first=3)

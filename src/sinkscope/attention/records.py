@@ -302,11 +302,6 @@ class Hider(Subscriber):
     def hide(self, call: LayerCall) -> Tensor | Sequence[Hidden] | None:
         """Bool [1 or batch, 1 or head, key], True where a key is taken away; several `Hidden`; or None."""
 
-    @property
-    def waits(self) -> bool:
-        """Whether it decides by the step before, which a likelihood does not have."""
-        return False
-
     def observes(self, call: LayerCall) -> bool:
         """Whether the columns of this layer are needed even if nothing is hidden in it."""
         return False

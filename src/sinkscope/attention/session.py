@@ -83,6 +83,11 @@ class Session:
     def _name(self) -> str:
         return type(self.network).__name__
 
+    @property
+    def plain(self) -> bool:
+        """Whether the network is called by itself, by neither a sampler nor its own ``generate``."""
+        return not self.published and not (self._foreign and self._prompt_length is None)
+
     def open(self) -> None:
         """Install the hooks."""
         try:

@@ -64,4 +64,4 @@ class Evaluate(TaskCommand):
         else:
             results = run_share(self.model, self.device, self.dtype, arguments)
         if results:
-            say(write_table(results, "json" if self.json else "markdown"))
+            say(write_table(results, "json" if self.json else "text"))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 from tyro.conf import arg
@@ -47,14 +48,28 @@ class Likelihood(Command):
         document = text_likelihood(model, texts, rules, limit=self.limit, out=self.out, **settings)
         if self.json:
             return print_json(document)
-        where = "all queries" if self.everywhere or not model.family.causal else "the queries behind the context"
+        from sinkscope.evaluation.tables import WIDTH, text_table
+
+        behind, lines, notes = model.family.causal and not self.everywhere, [], []
         rows = document["rows"]
-        say(
-            f"{document['model']}: {rows[0]['nats']:.3f} nats per token, {document['tokens']} tokens in "
-            f"{document['windows']} windows behind {self.context} each; keys hidden from {where}"
-        )
-        say(f"\n{'hide':<24}{'nats':>8}{'more':>9}{'95 % interval':>20}{'attention removed':>20}")
         for row in rows:
-            interval = "" if row["interval"] is None else "{:+.3f} to {:+.3f}".format(*row["interval"])
-            more = "" if row["hide"] == "none" else f"{row['difference']:+.3f}"
-            say(f"{row['hide']:<24}{row['nats']:>8.3f}{more:>9}{interval:>20}{row['removed_share']:>20.1%}")
+            hidden, moved, gained = row["hide"] != "none", row["moved"], ""
+            more = f"{row['difference']:+.3f}" if hidden else ""
+            more += "" if row["interval"] is None else " ({:+.3f}, {:+.3f})".format(*row["interval"])
+            if moved is not None:
+                gained = f"{moved['position']}: {moved['without']:.1%} → {moved['hidden']:.1%}"
+                gain = moved["hidden"] - moved["without"]
+                if gain > max(moved["without"], row["removed_share"] / 2):
+                    notes.append(f"{row['hide']}: the sink is rebuilt at position {gained}.")
+            lines.append(
+                [row["hide"], f"{row['nats']:.3f}", more, f"{row['removed_share']:.1%}" if hidden else "", gained]
+            )
+            notes += row["without_effect"]
+        windows = f"{document['windows']} windows behind {self.context} each"
+        title = f"{document['model']}: {rows[0]['nats']:.3f} nats per token, {document['tokens']} tokens in {windows}"
+        heads = ["hide", "nats", "more (95 %)", "taken", "position that gains most"]
+        where = "the queries behind the context, as by a cache that drops them" if behind else "all queries"
+        if model.family.causal and not behind:
+            where += ", which understates: a sink is rebuilt on another token"
+        notes.append(f"Keys are hidden from {where}. Taken: the share of the attention that they had.")
+        say(text_table(title, heads, lines), "", *(fill(line, WIDTH) for line in notes), sep="\n")

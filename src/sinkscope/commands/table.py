@@ -16,11 +16,11 @@ class Table(Command):
 
     Attributes:
         results: folders that `sinkscope evaluate` wrote.
-        format: markdown, latex, csv or json.
+        format: text (a row a rule, seeds pooled), or each result as markdown, latex, csv or json.
     """
 
     results: Annotated[Positional[tuple[Path, ...]], required()]
-    format: Literal["markdown", "latex", "csv", "json"] = "markdown"
+    format: Literal["text", "markdown", "latex", "csv", "json"] = "text"
     json: Json = False
 
     def run(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sinkscope.attention import Hider, current_session
+from sinkscope.attention import current_session
 from sinkscope.decoding.autoregressive import whole_cache
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.canvas import lay_out
@@ -82,12 +82,6 @@ def log_likelihood(
     """
     check_likelihood(model.family, model.card.name, method, samples, guidance)
     refuse_block_diffusion(model)
-    session = current_session(model.network)
-    if session is not None and any(isinstance(one, Hider) and one.waits for one in session.subscribers):
-        raise CallError(
-            f"{model.card.name}: a likelihood has one step a text; expected a rule with observe='current', such as "
-            "HideTopSinks(1, observe='current') or top:1@current, found one that hides by the step before"
-        )
     prefix, target = encode_pair(model, context, continuation)
     if len(prefix) + len(target) > model.card.max_positions:
         raise CallError(

@@ -1,8 +1,4 @@
-"""Accuracy on held-out tasks, with intervals; a sandbox for programs that models write.
-
-The names are in ``__init__.pyi``; they are imported when first used, so that the sandbox's processes and the figures
-load no torch.
-"""
+"""Accuracy on held-out tasks; names in ``__init__.pyi`` are imported when first used, as the sandbox loads no torch."""
 
 from sinkscope.lazy_names import attach
 

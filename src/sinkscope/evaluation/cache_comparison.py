@@ -16,7 +16,6 @@ undecided   otherwise
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,7 @@ class Arm:
 def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
     """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, each once, plain sampling first.
 
-    A piece belongs to the options of the arm before it unless it begins with the name of a policy. ``budgets`` are
-    numbers of keys for policies whose text leaves this open, an arm each.
+    ``budgets`` are numbers of keys for policies whose text leaves this open, an arm each.
     """
     known, pieces = ("none", *known_caches()), list[str]()
     for piece in filter(None, map(str.strip, text.split(","))):
@@ -110,10 +108,7 @@ def compare_caches(
 ) -> dict[str, Any]:
     """Compare cache policies on tasks, and return the document that is written to ``caches.json``.
 
-    Args:
-        arms: from `read_arms`; plain sampling is among them, and everything is compared with it.
-        out: folder for the items; new, empty, or of the same comparison. More arms or a larger limit go on in it.
-        asked: fields of `Request` but rules; settings without those that an arm decides.
+    ``arms`` are from `read_arms`; ``asked`` are fields of `Request` but rules, settings without those that an arm has.
     """
     expect_model(model, unhidden=True)
     expect_one_process("compare-caches")
@@ -172,26 +167,16 @@ def cost_of_comparison(name: str, request: Request, arms: Sequence[Arm], card: C
     return {**costs, "assumptions": list(dict.fromkeys([*costs["assumptions"], AT_MOST]))}
 
 
-def _peak_of_process() -> int | None:
-    """Return the bytes that the process held at most; None where the system does not tell."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
-
-
 def _write(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     plan, indices = batch.plan, batch.indices
     own = reseeded(settings_of_arm(model, plan, batch.way), indices.start)
     on_gpu = model.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(model.device)
-    else:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: the process's peak begins anew
     began, processor = time.monotonic(), time.process_time()
     generations: Any = generate(model, list(plan.encoded[indices.start : indices.stop]), **asdict(own))
     seconds, processor = time.monotonic() - began, time.process_time() - processor
-    memory = torch.cuda.max_memory_allocated(model.device) if on_gpu else _peak_of_process()
+    memory = torch.cuda.max_memory_allocated(model.device) if on_gpu else None
     for index in missing:
         generation = generations[index - indices.start]
         text = written_text(model, plan, generation)

@@ -1,8 +1,4 @@
-"""The cost of evaluations, estimated from the shapes of networks alone, without loading a model.
-
-`assumptions` lists the assumptions. Forward calls are counted as a run makes them (the mean where masks are random);
-the lengths of prompts and choices are typical values.
-"""
+"""The cost of evaluations, estimated from the shapes of networks alone; `assumptions` lists what that assumes."""
 
 import math
 import re

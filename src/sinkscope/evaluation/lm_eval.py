@@ -4,10 +4,9 @@
         --model_args pretrained=GSAI-ML/LLaDA-8B-Instruct,length=256,block=32,hide=top:1 --tasks gsm8k
         --apply_chat_template
 
-Under torchrun every process gets all requests and computes its share of the batches, which depend only on the order of
-the requests; then the processes exchange their answers. lm-eval 0.4.13 does not read the entry point that we declare,
-so this module is run instead. It also provides ``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with
-pass@k in our sandbox. The effect of a rule is in lm-eval's results, under ``config``.
+lm-eval 0.4.13 does not read the entry point that we declare, so this module is run instead. It also provides
+``sinkscope_humaneval`` and ``sinkscope_humaneval_instruct``, with pass@k in our sandbox. The effect of a rule is in
+lm-eval's results, under ``config``.
 """
 
 import json
@@ -46,7 +45,6 @@ class SinkscopeLM(TemplateLM):
     """A model of sinkscope for lm-eval, with or without hidden keys.
 
     Args:
-        pretrained: a bundled name, a folder, a hub id, or a loaded `Model`.
         hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
         batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
         method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
@@ -55,7 +53,7 @@ class SinkscopeLM(TemplateLM):
 
     def __init__(
         self,
-        pretrained: str | Model | None = None,
+        pretrained: str | Model,
         *,
         hide: str = "none",
         device: str | None = None,
@@ -70,8 +68,6 @@ class SinkscopeLM(TemplateLM):
         super().__init__()
         if not str(batch_size).isdigit():
             raise CallError(f"batch_size: expected a whole number, found {batch_size!r}; none is automatic")
-        if pretrained is None:
-            raise CallError("pretrained: expected a model, as in --model_args pretrained=NAME, found none")
         self.share = share_of_process()
         device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=device)
@@ -88,10 +84,8 @@ class SinkscopeLM(TemplateLM):
         self._said_greedy = False
 
     @property
-    def eot_token_id(self) -> int:
+    def eot_token_id(self) -> int | None:
         """The token that ends a text; lm-eval also puts it in front of a text without context."""
-        if self.model.card.eos_id is None:
-            raise CallError(f"{self.model.card.name} has no EOS token; texts without context cannot be scored")
         return self.model.card.eos_id
 
     @property
@@ -180,10 +174,7 @@ class SinkscopeLM(TemplateLM):
     def _spread(
         self, batches: list[list[int]], work: Callable[[Sequence[int]], list[tuple[Any, Any]]], name: str, quiet: bool
     ) -> list[Any]:
-        """Return the results by request; ``work`` returns those of a batch, each with the effect of the rule.
-
-        Each process does every ``count``-th batch, and all processes get all results.
-        """
+        """Return the results by request; each process does every ``count``-th batch, and all get all results."""
         done: dict[int, tuple[Any, Any]] = {}
         failed: Exception | None = None
         mine = batches[self.share.index :: self.share.count]

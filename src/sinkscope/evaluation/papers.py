@@ -153,9 +153,7 @@ def paper2(models: str, *, tasks: Sequence[str] = TASKS, limit: int | None = Non
     if models.strip() == "published":
         folders = dict.fromkeys(ACCURACY, "")
     elif len(folders) < len(given) or not all(name in ACCURACY and folder for name, folder in folders.items()):
-        raise CallError(
-            f"--models: expected NAME=FOLDER once each, NAME of {', '.join(ACCURACY)}, found {models[:60]!r}"
-        )
+        raise CallError(f"--models: expected NAME=FOLDER once each, NAME of {', '.join(ACCURACY)}, found {models!r}")
     settings = {protocol.task: protocol.settings for protocol in PROTOCOLS if protocol.family == "smdm"}
     parts = []
     for name, folder in folders.items():

@@ -32,17 +32,13 @@ class Result:
 
     Attributes:
         hide: rule that hid keys; ``none`` is the unchanged model.
-        n, correct, accuracy: problems, those answered correctly, and their share.
         interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
         settings: of the sampler, with ``shots`` and ``batch``.
         weight_hash, config_hash: of the model, see `models.ModelCard`; the second is empty in older results.
         protocol: name and source of the published settings; None where settings were given or are the lab's.
         measures: accuracy by every published measure of the task; empty for the lab's.
-        removed_share: share of attention that the hidden keys would have had, of all attention of the heads and steps
-            in which the rule was in force, mean over problems; None for ``none``.
-        removed_share_committed: the same of the queries whose tokens were committed in the step; None for ``none``, for
-            likelihoods, and in older results.
-        hit_rate: share of the hidden keys that were still among the top, mean over problems; None where undefined.
+        removed_share, removed_share_committed, hit_rate: see `Effect`, mean over problems; None where undefined.
+        without_effect: rules that hid nothing in any problem, and why.
         data: hash of the task's problems and shots; empty in older results.
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
@@ -71,6 +67,7 @@ class Result:
     not_enforced: tuple[str, ...] = ()
     seconds: float = 0.0
     config_hash: str = ""
+    without_effect: tuple[str, ...] = ()
 
 
 def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
@@ -81,6 +78,7 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
         return sum(found) / len(found) if found else None
 
     n, correct = len(items), sum(item["correct"] for item in items)
+    idle = [(item.get("effect") or {}).get("without_effect", ()) for item in items]
     return Result(
         n=n,
         correct=correct,
@@ -89,6 +87,7 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
         measures={name: sum(item["measures"][name] for item in items) / n for name in items[0]["measures"]},
         **{name: mean(name) for name in ("removed_share", "removed_share_committed", "hit_rate")},
         outcomes="".join("01"[item["correct"]] for item in items),
+        without_effect=tuple(one for one in idle[0] if all(one in other for other in idle)),
         not_enforced=tuple(sorted({line for item in items for line in item["not_enforced"]})),
         seconds=round(sum(item["seconds"] for item in items), 3),
         **known,
@@ -141,14 +140,7 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
 
 
 def read_results(*folders: Path | str) -> list[Result]:
-    """Return the results of finished evaluations, folder by folder.
-
-    Raises:
-        CallError: no folder given, no such folder, or one that holds no evaluation.
-        EvaluationError: an unfinished evaluation, a damaged file, or one of another version.
-    """
-    if not folders:
-        raise CallError("expected at least one folder that `sinkscope evaluate` wrote, found none")
+    """Return the results of finished evaluations, folder by folder; an error for one that is none, or is unfinished."""
     return [one for folder in folders for one in _read_folder(Path(folder))]
 
 
@@ -204,8 +196,4 @@ def _read_folder(folder: Path) -> list[Result]:
         compare_checksum(document, path, EvaluationError, AGAIN)
     except (OSError, EOFError, zlib.error, KeyError, TypeError) as error:
         raise EvaluationError(f"{path}: {error}; {AGAIN}") from error
-    for one in results:
-        counted = not one.outcomes or (len(one.outcomes), one.outcomes.count("1")) == (one.n, one.correct)
-        if not counted or abs(one.accuracy - one.correct / one.n) > 1e-6:
-            raise EvaluationError(f"{path}: {one.task}, {one.hide}: its outcomes and accuracy contradict; {AGAIN}")
     return results

@@ -1,5 +1,4 @@
 """The folder of an evaluation: one JSON file a problem, each written whole, so that a killed run loses one batch.
-
 run.json                      the model and the versions of the libraries; another run is refused
 lock.0-of-1, lock.2-of-4 …    held by the processes at work; the system releases them when a process dies
 lab-arith/task.json           how the task is asked: sampler, shots, data; another one is refused
@@ -45,10 +44,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
-    """Make the folder, and keep other processes out while the body runs, except those with other shares of the work.
-
-    ``kind`` is that of the results which the folder may hold, see `kind_of_run`.
-    """
+    """Make the folder, and keep other processes out while the body runs, except those with other shares of the work."""
     import fcntl  # not on Windows, where results can still be read
 
     with made_folder(folder, EvaluationError), contextlib.ExitStack() as stack:
@@ -96,10 +92,7 @@ def _is_held(path: Path) -> bool:
 
 
 def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Write the descriptions of a run, or refuse those of another one; return their hashes.
-
-    All are compared before one is written. How many problems are asked may change from call to call.
-    """
+    """Write the descriptions of a run, or refuse those of another one, before one is written; return their hashes."""
     with exclusive(folder / CLAIM, EvaluationError):
         mine = {name: json.loads(json.dumps(content)) for name, content in contents.items()}
         theirs = {name: read_object(folder / name) for name in mine}
@@ -147,15 +140,12 @@ class ResultItems:
     """The items of one task under one rule, one a problem; ``run`` are hashes of `claim`: other runs' do not count."""
 
     def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
-        self.folder = folder / task / re.sub(r"[^\w.+-]", "-", hide)
+        name = re.sub(r"[^\w.+-]", "-", hide)
+        self.folder = folder / task / (name if len(name) < 100 else name[:80] + checksum_of({"hide": hide})[:16])
         self.run = checksum_of({"run": run, "task": task, "hide": hide})
 
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
-        """Return a committed item, or None; a damaged one is set aside and reported.
-
-        An item that was written ``beside`` fewer problems, at the end of a smaller limit, is to be done again, so that
-        padding and rounding are those of an uninterrupted run.
-        """
+        """Return a committed item; None too if it stood ``beside`` fewer problems. A damaged one is set aside."""
         path = item_path(self.folder, index, ".json")
         item = read_object(path)
         if item is None and not path.exists():

@@ -1,8 +1,7 @@
 """`evaluate` scores a model on tasks and writes the results into a folder; after a kill the same command resumes.
 
-Neighbouring prompts form left-padded batches. Which problems form a batch depends on their numbers, never on the number
-of processes. An unfinished batch, or a last one that a larger limit makes larger, is computed again as a whole, so that
-padding and rounding are those of an uninterrupted run, and only its missing items are kept.
+Neighbouring prompts form left-padded batches, whatever the number of processes. An unfinished batch is computed
+again as a whole, so that padding and rounding are those of an uninterrupted run.
 """
 
 import logging
@@ -29,7 +28,6 @@ from sinkscope.evaluation.results import Result, collect
 from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, state_of
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, Rule, TaskPlan, make_plans
-from sinkscope.interventions.effect import Effect
 from sinkscope.models import Model, expect_model, load
 from sinkscope.models.devices import own_device
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
@@ -68,7 +66,7 @@ def evaluate(
     *,
     tasks: Sequence[str],
     out: Path | str,
-    hide: Sequence[str] = ("none",),
+    hide: Sequence[str | Rule] = ("none",),
     limit: int | None = None,
     shots: int | None = None,
     chat: bool = False,
@@ -85,23 +83,18 @@ def evaluate(
     Args:
         tasks: of the lab or published, see `find_task`.
         out: folder for the items and ``results.json``; new, empty, or of the same run.
-        hide: rules; ``none`` hides nothing.
+        hide: rules, as text or objects; ``none`` hides nothing, ``@queries=answer`` as a cache does.
         limit: number of problems of each task, from the first.
         shots: solved problems in a prompt; the protocol's or the task's own number when None.
         chat: applies the chat template, with each shot as a pair of turns; a protocol may decide this itself.
         protocol: published settings for published tasks: ``auto``, ``none`` or a name, see `find_protocol`.
         data: local files of published tasks; the hub for the rest.
-        settings: of the family's sampler; they override the protocol's. Without either, length 64 (256 or 512 for
-            published tasks), and for diffusion as many steps, in blocks of 16 (32).
+        settings: of the family's sampler; they override the protocol's.
         allow_code_execution: needed for tasks that run programs a model wrote.
         share: the part of the work to do, without collecting results; torchrun's share, or all of the work, when None.
 
     Returns:
         Results by task and rule; none from a process that does only a share.
-
-    Raises:
-        CallError: an argument that does not fit, another run in the folder, or another process at work in it.
-        EvaluationError: the folder cannot be written, or another process of the same run died.
     """
     expect_model(model, unhidden=True)
     mine = share_of_process() if share is None else share
@@ -175,20 +168,12 @@ def work_through(
 
 
 def effect_on(rule: Rule, running: Any, row: int | None = None, passes: int = 1) -> dict[str, Any] | None:
-    """Return the effect of a running rule, as `Effect.as_dict` has it; None under a rule that hides nothing.
-
-    It is that on a row of a generation, over so many passes of the same prompts; without a row, that on a likelihood.
-    """
+    """Return the effect of a running rule, of a row of a generation if given; None under a rule that hides nothing."""
     if rule.idle:
         return None
     found = running.effect
-    if row is not None:  # of each pass, whose prompts stand behind those of the pass before
-        every = slice(row, None, max(1, len(found.steps) // passes))
-        found = Effect(*(values[every] for values in vars(found).values()))
-    elif running.asked_previous or not found.steps.any():
-        what = "asked for the step before" if running.asked_previous else "was never in force"
-        raise CallError(f"hide: {rule} {what}, and a likelihood has one step; observe=current hides in it")
-    return found.as_dict()
+    # the prompts of a pass stand behind those of the pass before
+    return (found if row is None else found.of(slice(row, None, max(1, len(found.steps) // passes)))).as_dict()
 
 
 def reseeded(settings: Settings, by: int) -> Settings:
@@ -313,10 +298,7 @@ def run_in_jobs(
     cluster: str = "slurm",
     options: str = "",
 ) -> None:
-    """Submit the shares of an evaluation as jobs and wait until they end; the same call again does the rest.
-
-    ``cluster`` is slurm or local; ``options`` are name=value, separated by commas, for ``update_parameters``.
-    """
+    """Submit the shares of an evaluation as jobs and wait until they end; ``options`` are for ``update_parameters``."""
     try:
         import submitit
     except ImportError as error:

@@ -1,19 +1,21 @@
-"""Tables of results: each compared with the unhidden run and with its controls, as Markdown, LaTeX, CSV and JSON."""
+"""Tables of results: each compared with the unhidden run and with its controls, for terminals and papers."""
 
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from textwrap import fill
 from typing import Any, Literal
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
-from sinkscope.evaluation.paired_tests import Difference, against_controls, holm, p_text, paired_difference
+from sinkscope.evaluation.paired_tests import Difference, after_holm, against_controls, p_text
 from sinkscope.evaluation.papers import published_accuracy
 from sinkscope.evaluation.results import Result, cell_of, hides_k, rule_of, takes_seed
 from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
 
-Format = Literal["markdown", "latex", "csv", "json"]
+Format = Literal["text", "markdown", "latex", "csv", "json"]
+WIDTH = 80
 Row = dict[str, Any]
 SEEDS = 3
 _MATCHED = 1.5
@@ -25,12 +27,11 @@ _MATCHED_IN = {
 """For each control of equal mass the share that it is to match, and its name in a sentence."""
 NOTES = (
     "Accuracy with Wilson's 95 % interval over problems; it speaks of one checkpoint, not of a way to train.",
-    "Change: hidden minus unhidden in points, paired by problem, Tango's 95 % interval; p: McNemar's exact, after "
-    "Holm, controls apart.",
-    "Verdict, fixed beforehand: robust when the lower bound is above −2 points, degraded when the upper bound is below "
-    "−2, else undecided.",
-    "Against controls: what hiding sinks changes beyond hiding the control's keys, averaged over its seeds; p: exact, "
-    "after Holm.",
+    "Change: hidden minus unhidden in points, paired by problem; Tango's 95 % interval is that of one rule alone.",
+    "p (of any change; McNemar's, exact) and verdict are both after Holm over the table, controls and contrasts apart.",
+    "Verdict, fixed beforehand: robust when the change is shown to lie above −2 points, degraded when below, else "
+    "undecided.",
+    "Against controls (− control): what hiding sinks changes beyond hiding the control's keys, averaged over its seeds.",
     "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; "
     "at commits: of the queries whose tokens were committed.",
 )
@@ -52,6 +53,8 @@ def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
     """Return a table as text, without a last line break."""
     if form == "json":
         return json_text(table(results))
+    if form == "text":
+        return _text(results)
     return {"markdown": _markdown, "latex": _latex, "csv": _csv}[form](compare(results))
 
 
@@ -60,8 +63,8 @@ def compare(results: Sequence[Result]) -> list[Row]:
 
     A row has the fields of `Result` but ``outcomes``, paper 1's accuracy and standard error (``published``,
     ``published_error``), ``change``, a `Difference` from the unhidden run of the same weights, settings, dtype, device
-    and problems, and ``controls``, one for each control with the same K and options. ``p_holm`` is adjusted over all
-    rows: rules that hide sinks, controls, and contrasts are three families.
+    and problems, and ``controls``, one for each control with the same K and options. ``p_holm``, ``p_margin`` and so
+    the verdict are adjusted over all rows: rules that hide sinks, controls, and contrasts are three families.
 
     Raises:
         CallError: two results of one cell, which would count as two tests.
@@ -72,19 +75,15 @@ def compare(results: Sequence[Result]) -> list[Row]:
         if other is not None and (other.hide == one.hide or other.outcomes != one.outcomes):
             raise CallError(f"expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} twice")
         cells[cell_of(one)] = one
-    changes = {cell: _change(one, results) for cell, one in cells.items()}
-    contrasts = {cell: list(_contrasts(one, results)) for cell, one in cells.items()}
-    families: dict[str, list[Row]] = {"sinks": [], "control": []}  # claims on sinks do not depend on many controls
-    for cell, change in changes.items():
-        if change is not None:
-            families["sinks" if takes_seed(_word(cells[cell].hide)) is None else "control"].append(change)
-    for family in (*families.values(), [one for found in contrasts.values() for one in found]):
-        for test, adjusted in zip(family, holm([test["p_value"] for test in family]), strict=True):
-            test["p_holm"] = adjusted
+    changes = _corrected({cell: _change([one], results) for cell, one in cells.items()}, cells)
+    contrasts: dict[str, list[Row]] = {cell: list(_contrasts(one, results)) for cell, one in cells.items()}
+    every = [one for found in contrasts.values() for one in found]
+    for one, test in zip(every, after_holm([one.pop("difference") for one in every]), strict=True):
+        one |= _told(*test)
     rows = []
     for one in results:
         values = {name: value for name, value in asdict(one).items() if name != "outcomes"}
-        values |= {name: list(values[name]) for name in ("interval", "not_enforced")}
+        values |= {name: list(values[name]) for name in ("interval", "not_enforced", "without_effect")}
         published, error = published_accuracy(one.model, one.task, one.hide) or (None, None)
         found = {"change": changes[cell_of(one)], "controls": contrasts[cell_of(one)]}
         rows.append({**values, "published": published, "published_error": error, **found})
@@ -95,15 +94,31 @@ def _word(rule: str) -> str:
     return rule.partition(":")[0]
 
 
-def _difference(change: Difference) -> Row:
-    return asdict(change) | {name: getattr(change, name) for name in ("verdict", "needed", "too_small")}
+def _told(change: Difference, p_holm: float) -> Row:
+    found = {name: getattr(change, name) for name in ("verdict", "needed", "too_small")}
+    return asdict(change) | found | {"p_holm": p_holm}
 
 
-def _change(result: Result, results: Sequence[Result]) -> Row | None:
-    bases = [one for one in results if one.hide == "none" and _comparable(one, result)]
-    if result.hide == "none" or not bases:
+def _change(runs: Sequence[Result], results: Sequence[Result]) -> Difference | None:
+    """Return the mean accuracy of runs of one rule, one a seed, minus that of the unhidden run."""
+    bases = [one for one in results if one.hide == "none" and _comparable(one, runs[0])]
+    if runs[0].hide == "none" or not bases:
         return None
-    return _difference(paired_difference(*_common([result, max(bases, key=lambda one: one.n)])))
+    base, *hidden = _common([max(bases, key=lambda one: one.n), *runs])
+    return against_controls(base, hidden, -1)
+
+
+def _corrected(changes: Mapping[Any, Difference | None], of: Mapping[Any, Result]) -> dict[Any, Row | None]:
+    """Return changes after Holm; claims on sinks do not depend on many controls, which are a family of their own."""
+    found: dict[Any, Row | None] = dict.fromkeys(changes)
+    for control in (False, True):
+        family = {
+            key: one
+            for key, one in changes.items()
+            if one is not None and control == (takes_seed(_word(of[key].hide)) is not None)
+        }
+        found |= zip(family, (_told(*one) for one in after_holm(list(family.values()))), strict=True)
+    return found
 
 
 def _contrasts(result: Result, results: Sequence[Result]) -> Iterator[Row]:
@@ -127,7 +142,7 @@ def _contrasts(result: Result, results: Sequence[Result]) -> Iterator[Row]:
         for name in ("removed_share", "removed_share_committed"):
             known = [share for run in by_seed.values() if (share := getattr(run, name)) is not None]
             found[name] = sum(known) / len(known) if known else None
-        yield found | _difference(against_controls(sink, controls))
+        yield found | {"difference": against_controls(sink, controls)}
 
 
 def _comparable(one: Result, other: Result) -> bool:
@@ -146,12 +161,14 @@ def _common(results: Sequence[Result]) -> list[list[int]]:
 def remarks(rows: Sequence[Row]) -> list[str]:
     """Return warnings about rows: too few problems or seeds, no comparison, controls that do not match."""
     said: list[str] = []
-    small: dict[tuple[str, str, int], list[str]] = {}
+    small: dict[tuple[str, str, int], dict[str, int]] = {}
     for row in rows:
         hide, change, controls = row["hide"], row["change"], row["controls"]
         where = f"{row['model']}, {row['task']}, {hide}"
+        said += [f"{where}: {line}" for line in row["without_effect"]]
         if change is not None and change["too_small"]:
-            small.setdefault((row["model"], row["task"], change["n"]), []).append(f"{hide} ({change['needed']})")
+            rules = small.setdefault((row["model"], row["task"], change["n"]), {})
+            rules[_unseeded(hide)] = max(rules.get(_unseeded(hide), 0), change["needed"])
         elif hide != "none" and change is None:
             same = "weights, problems, settings, dtype and device"
             said.append(f"{where}: no unhidden run of the same {same} to compare with")
@@ -170,7 +187,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
         if hides_k(_word(hide)) and not any(takes_seed(_word(one["control"])) for one in controls):
             said.append(f"{where}: no random control with its K and options; hiding any keys may hurt as much")
     for (model, task, n), rules in small.items():
-        some = f"for a verdict on these rules (in brackets how many would do): {', '.join(rules)}"
+        needed = ", ".join(f"{rule} ({count})" for rule, count in rules.items())
+        some = f"for a verdict on these rules (in brackets how many would do): {needed}"
         said.append(f"{model}, {task}: {counted(n, 'problem')} {'is' if n == 1 else 'are'} too few {some}")
     return said
 
@@ -183,6 +201,62 @@ def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str],
     for row in sorted(rows, key=lambda row: tasks.index(row["task"])):
         cells.setdefault((row["task"], row["hide"]), {}).setdefault(row["model"], []).append(cell(row))
     return models, [(*place, ["; ".join(found.get(one, ["–"])) for one in models]) for place, found in cells.items()]
+
+
+def _text(results: Sequence[Result]) -> str:
+    """Return a table for each model and task, with a row a rule whose seeds are pooled, for a terminal."""
+    rows, groups = compare(results), dict[tuple[Any, ...], dict[str, tuple[Result, Row]]]()
+    for one, row in zip(results, rows, strict=True):
+        rule = _unseeded(one.hide) if takes_seed(_word(one.hide)) else one.hide
+        key = (one.model, one.task, rule, one.n, one.weight_hash, one.dtype, one.device, str(one.settings))
+        groups.setdefault(key, {})[cell_of(one)] = one, row
+    runs = {key: [one for one, _ in group.values()] for key, group in groups.items()}
+    changes = _corrected(
+        {key: _change(mine, results) for key, mine in runs.items()}, {k: one[0] for k, one in runs.items()}
+    )
+    tables: dict[str, list[list[str]]] = {}
+    for key, mine in runs.items():
+        _, first = next(iter(groups[key].values()))
+        change, times = changes[key], f" ×{len(mine)}" if len(mine) > 1 else ""
+        shares = [one.removed_share for one in mine if one.removed_share is not None]
+        paper = "" if first["published"] is None else f"{first['published']:.2f}"
+        line = [f"{key[2]}{times}", str(key[3]), f"{sum(one.accuracy for one in mine) / len(mine):.3f}", paper]
+        line += [*_tested(change), "" if change is None else change["verdict"]]
+        lines = tables.setdefault(f"{key[0]}, {key[1]}", [])
+        lines.append([*line, f"{100 * sum(shares) / len(shares):.1f} %" if shares else ""])
+        beyond = ((f"  − {one['control']} ×{one['seeds']}", one) for one in first["controls"])
+        lines += [[name, "", "", "", *_tested(one), "", ""] for name, one in beyond]
+    heads = ["hidden", "n", "acc.", "paper", "change (95 %)", "p", "verdict", "taken"]
+    text = "\n\n".join(text_table(title, heads, lines) for title, lines in tables.items())
+    notes = (*NOTES, *map(printable, remarks(rows)))
+    return "\n".join([text, "", *(fill(line, WIDTH, subsequent_indent="  ") for line in notes)])
+
+
+def _unseeded(rule: str) -> str:
+    word, _, options = rule.partition("@")
+    kept = ",".join(one for one in options.split(",") if not one.startswith("seed="))
+    return f"{word}@{kept}" if kept else word
+
+
+def _tested(change: Row | None) -> list[str]:
+    return ["", ""] if change is None else [_points(change).replace(" to ", ", "), p_text(change["p_holm"])]
+
+
+def text_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of at most 80 columns for a terminal; columns without any cell are left out."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=Text(printable(title)), title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    kept = [at for at in range(len(heads)) if any(row[at] for row in rows)]
+    for at in kept:
+        made.add_column(heads[at], justify="right" if at else "left", overflow="fold", no_wrap=at > 0)
+    for row in rows:
+        made.add_row(*(Text(printable(row[at])) for at in kept))
+    out = io.StringIO()
+    Console(file=out, width=WIDTH).print(made)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _markdown(rows: Sequence[Row]) -> str:

@@ -35,7 +35,7 @@ class Request:
     """The arguments of `evaluate` that select the work; they are documented there."""
 
     tasks: Sequence[str]
-    hide: Sequence[str] = ("none",)
+    hide: Sequence[str | Rule] = ("none",)
     limit: int | None = None
     shots: int | None = None
     chat: bool = False
@@ -76,7 +76,7 @@ class TaskPlan:
 def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str, Rule]]:
     """Return a plan for each task, and the rules by their one text, see `canonical_rule`; refuse what does not fit."""
     tasks = request.find_tasks()
-    rules = {canonical_rule(text): parse_rule(text) for text in request.hide}
+    rules = {str(rule): rule for rule in map(parse_rule, request.hide)}
     for task in tasks:
         if task.runs_programs and not request.allow_code_execution:
             raise CallError(

@@ -223,11 +223,7 @@ PUBLISHED |= dict.fromkeys(("humaneval", "humaneval_instruct"), "humaneval") | {
 
 
 def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
-    """Return a task of `TASKS` or `PUBLISHED`, with local files by task or by the name of their data.
-
-    Raises:
-        CallError: there is no such task.
-    """
+    """Return a task of `TASKS` or `PUBLISHED`, with local files by task or by the name of their data."""
     if name in TASKS:
         return TASKS[name]
     if name not in PUBLISHED:

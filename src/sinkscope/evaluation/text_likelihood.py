@@ -1,10 +1,8 @@
 """Nats per token of a text behind a context, while a rule hides keys from the queries of what follows.
 
 A sink that is hidden from the first word on is rebuilt on the next token, and costs little. Who drops keys from a cache
-asks another question: the context was read with all keys, and the answer's queries lose some. So a causal model reads
-the context first, unhidden; rules choose among its keys, and the rest is read in a second call behind the cache. With
-``everywhere`` the whole window is one call under the rule. For a diffusion model the masked estimate of
-`log_likelihood` is taken, whose canvases are all under the rule.
+asks another question. So a causal model reads the context first, unhidden; rules choose among its keys, and the rest is
+read in a second call. For a diffusion model the masked estimate is taken, whose canvases are all under the rule.
 """
 
 import hashlib
@@ -21,7 +19,8 @@ from sinkscope.decoding import log_likelihood
 from sinkscope.decoding.likelihood import nats_behind
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.interventions import Composed, Intervention, compose, parse_rule
-from sinkscope.interventions.rules import NOTHING, canonical_rule
+from sinkscope.interventions.effect import Received
+from sinkscope.interventions.intervention import NOTHING
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.runs.files import write_whole
@@ -30,7 +29,7 @@ from sinkscope.statistics.intervals import interval_of_means
 
 SAMPLES = 32
 """Masked canvases of a window of a diffusion model."""
-ROWS, RUN = "windows.jsonl", "likelihood.json"
+FORMAT, ROWS, RUN = 2, "windows.jsonl", "likelihood.json"
 Rule = Intervention | Composed
 
 
@@ -77,48 +76,43 @@ def text_likelihood(
 
     Args:
         rules: as text, or objects; ``none`` is always among them.
-        context: tokens in front of each window's answer, which are read with all keys.
-        answer: tokens behind it, whose nats are averaged.
+        context, answer: tokens in front of each window's answer, read with all keys, and of the answer.
         everywhere: hides from the context's queries too (one call); of a diffusion model it always does.
         limit: number of windows; all if None.
         out: a folder, in which finished windows are kept; a second call goes on there.
 
     Returns:
-        ``{"model", "windows", "tokens", "context", "rows": [{"hide", "nats", "difference", "interval",
-        "removed_share"}]}``; the interval (95 %) is that of the paired difference to no rule, None under five windows.
-
-    Raises:
-        CallError: no rule, no window, or a folder of another run.
+        ``{…, "rows": [{"hide", "nats", "difference", "interval", "removed_share", "moved", "without_effect"}]}``; the
+        interval (95 %) is that of the paired difference to no rule, None under five windows; ``moved`` is the position
+        whose share of the attention grew most, under no rule (``without``) and this one (``hidden``).
     """
-    named = {NOTHING: parse_rule(NOTHING)}
-    for rule in rules:
-        if isinstance(rule, str):
-            if not model.family.causal and parse_rule(rule).waits:  # one step a canvas has no step before
-                rule += f"{',' if '@' in rule else '@'}current"
-            named[canonical_rule(rule)] = parse_rule(rule)
-        else:
-            named[str(rule)] = rule
+    behind, named = model.family.causal and not everywhere, {NOTHING: compose()}
+    for rule in map(parse_rule, rules):
+        parts = rule.parts if isinstance(rule, Composed) else (rule,)
+        if not behind:  # one call has no step before
+            parts = [replace(part, observe="current") if part.waits else part for part in parts]
+        named[str(compose(*parts))] = compose(*parts)
     windows = cut_windows(model, texts, context, answer)[:limit]
     keys = [hashlib.sha256(str(window).encode()).hexdigest()[:16] for window in windows]
     asked = {"context": context, "answer": answer, "everywhere": everywhere, "weights": weight_hash_of(model)}
-    counts = [len(window) - context for window in windows]
-    with nullcontext() if out is None else run_folder(out, RUN, asked, EvaluationError, "another likelihood"):
+    counts, run = [len(window) - context for window in windows], {**asked, "format": FORMAT}
+    with nullcontext() if out is None else run_folder(out, RUN, run, EvaluationError, "another likelihood"):
         done = {} if out is None else _finished(out / ROWS)
         for hide, rule in named.items():
             for window, window_key in zip(windows, keys, strict=True):
                 if (key := f"{hide} {window_key}") in done:
                     continue
-                done[key] = _one_window(model, rule, window, context, everywhere)
+                done[key] = {"key": key, **_one_window(model, rule, window, context, behind)}
                 if out is not None:
                     with (out / ROWS).open("a", encoding="utf-8") as file:
-                        file.write(json.dumps({"key": key, "nats": done[key][0], "removed": done[key][1]}) + "\n")
-    found = {hide: np.array([done[f"{hide} {key}"] for key in keys], dtype=float) for hide in named}
+                        file.write(json.dumps(done[key]) + "\n")
+    found = {hide: [done[f"{hide} {key}"] for key in keys] for hide in named}
     document = {"model": model.card.name, **asked, "windows": len(windows), "tokens": sum(counts)}
     document["rows"] = [_row(hide, found[hide], found[NOTHING], counts) for hide in named]
     return document
 
 
-def _finished(path: Path) -> dict[str, list[float]]:
+def _finished(path: Path) -> dict[str, dict[str, Any]]:
     """Return the windows that a run of the same settings has finished; a line that was cut by a kill goes."""
     if not path.exists():
         return {}
@@ -126,32 +120,43 @@ def _finished(path: Path) -> dict[str, list[float]]:
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
         write_whole(path, whole, EvaluationError, "make room")
-    return {one["key"]: [one["nats"], one["removed"]] for one in map(json.loads, whole.splitlines())}
+    return {one["key"]: one for one in map(json.loads, whole.splitlines())}
 
 
-def _one_window(model: Model, rule: Rule, window: Sequence[int], context: int, everywhere: bool) -> list[float]:
-    """Return the nats of a window's answer and the share of its attention that the rule removed."""
-    behind = model.family.causal and not everywhere
+def _one_window(model: Model, rule: Composed, window: Sequence[int], context: int, behind: bool) -> dict[str, Any]:
+    """Return the nats of a window's answer, and what the rule did to its attention."""
     if behind:  # sees the context's call, and hides nothing from it
-        parts = rule.parts if isinstance(rule, Composed) else (rule,)
-        rule = compose(*(replace(part, steps=(1,)) if part.steps is None else part for part in parts))
-    with rule(model) as hiding:
+        rule = compose(*(replace(part, steps=(1,)) if part.steps is None else part for part in rule.parts))
+    with rule(model) as hiding, (received := Received(behind)).on(model.network):
         if behind:
             nats = nats_behind(model, window, context)
         else:
             nats = -log_likelihood(model, list(window[:context]), list(window[context:]), samples=SAMPLES).total
-    return [nats, hiding.effect.removed_share or 0.0]
+    shares = [round(share, 6) for share in received.shares]
+    effect = hiding.effect
+    idle = [one.replace("@steps=1", "").replace(",steps=1", "") for one in effect.without_effect]
+    return {"nats": nats, "removed": effect.removed_share, "received": shares, "without_effect": idle}
 
 
-def _row(hide: str, found: np.ndarray, plain: np.ndarray, counts: Sequence[int]) -> dict[str, Any]:
-    tokens = np.asarray(counts, dtype=float)
-    each = (found[:, 0] - plain[:, 0]) / tokens.mean()  # so that their mean is that over all tokens
+def _row(
+    hide: str, found: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], counts: Sequence[int]
+) -> dict[str, Any]:
+    tokens, widest = np.asarray(counts, dtype=float), max(len(one["received"]) for one in found)
+    nats, unhidden = (np.array([one["nats"] for one in windows]) for windows in (found, plain))
+    each = (nats - unhidden) / tokens.mean()  # so that their mean is that over all tokens
     means = interval_of_means(each[:, None])
     low, high = float(means.low[0]), float(means.high[0])
+    shares = [[np.pad(one["received"], (0, widest - len(one["received"]))) for one in rows] for rows in (plain, found)]
+    without, hidden = np.mean(shares, axis=1)
+    place = int((hidden - without).argmax())
+    moved = {"position": place, "without": float(without[place]), "hidden": float(hidden[place])}
+    idle = [one for one in found[0]["without_effect"] if all(one in other["without_effect"] for other in found)]
     return {
         "hide": hide,
-        "nats": float(found[:, 0].sum() / tokens.sum()),
+        "nats": float(nats.sum() / tokens.sum()),
         "difference": float(each.mean()),
         "interval": None if np.isnan(low) or hide == NOTHING else [low, high],
-        "removed_share": float(found[:, 1].mean()),
+        "removed_share": float(np.mean([one["removed"] for one in found])),
+        "moved": moved if any(one["removed"] for one in found) else None,
+        "without_effect": idle,
     }

@@ -5,7 +5,7 @@ from .controls import PersistentRandomKeys as PersistentRandomKeys, RandomKeys a
 from .controls import RowMatchedKeys as RowMatchedKeys, SameClassKeys as SameClassKeys
 from .effect import Effect as Effect
 from .fixed_keys import HidePositions as HidePositions, HideSinkToken as HideSinkToken
-from .fixed_keys import KeepWindow as KeepWindow, drop_past as drop_past
+from .fixed_keys import KeepWindow as KeepWindow
 from .hiding import Hiding as Hiding
 from .intervention import Composed as Composed, Intervention as Intervention, compose as compose
 from .observed import HideSinksAbove as HideSinksAbove, HideTopSinks as HideTopSinks, Observed as Observed

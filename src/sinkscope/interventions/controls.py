@@ -64,10 +64,9 @@ class RandomKeys(RandomControl):
 class MassMatchedKeys(RandomControl):
     """Control: hides random keys until they hold as much attention as the k sinks do, in the step that loses it.
 
-    The sinks are chosen by the step the rule goes by; the attention of keys is measured in the running step, before
-    anything is hidden, which costs a second sweep. Keys are taken in random order, the last one only where it brings
-    the sum nearer. Limit: where the other keys hold less than the sinks do, all of them are hidden and the match
-    fails; `Effect.removed_share` shows it.
+    That is measured in a second sweep. Keys are taken in random order, the last one only where it brings the sum
+    nearer. Limit: where the other keys hold less than the sinks do, all of them are hidden and the match fails;
+    `Effect.removed_share` shows it.
     """
 
     rule = "mass:K"
@@ -92,11 +91,11 @@ class MassMatchedKeys(RandomControl):
 class RowMatchedKeys(RandomControl):
     """Control: hides random keys that hold as much attention as the k sinks do, of the queries that write.
 
-    These are the queries from whose outputs a token may be committed in this step (`RuleContext.committing`), or the
-    ones that ``queries`` names. Keys that hold no more than the sinks are taken in random order, sinks by Eq. 3 last,
-    as long as the sum stays below that of the sinks; then the one key that brings it nearest. Limits: which of the
-    queries will be committed is known only after the step, and where the other keys hold less than the sinks do, all of
-    them are hidden; `Effect.removed_share_committed` shows both.
+    These are the ones that ``queries`` names, or those from whose outputs a token may be committed in this step
+    (`RuleContext.committing`); in a likelihood, which commits none, the answer's. Keys that hold no more than the sinks
+    are taken in random order, sinks by Eq. 3 last, as long as the sum stays below that of the sinks; then the one key
+    that brings it nearest. Limits: which of the queries will be committed is known only after the step, and where the
+    other keys hold less than the sinks do, all are hidden; `Effect.removed_share_committed` shows both.
     """
 
     rule = "rowmass:K"
@@ -105,16 +104,12 @@ class RowMatchedKeys(RandomControl):
     def most(self) -> int | None:
         return None
 
-    def choose(self, context: RuleContext) -> Tensor | None:
-        if self.queries is None and context.committing is None:
-            raise CallError("rowmass: this forward call commits no tokens; name the queries with queries=")
-        return super().choose(context)
-
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         rows = context.committing
-        if self.queries is not None:
-            rows = context.among(self.queries)[:, -context.call.query.shape[2] :]
-        assert rows is not None
+        if self.queries is not None or rows is None:
+            if self.queries is None and not context.canvas.answers:
+                raise CallError("rowmass: this call has neither tokens to commit nor an answer; name queries=")
+            rows = context.among(self.queries or "answer")[:, -context.call.query.shape[2] :]
         held = pool(context.received_from(rows), self.scope, context.call.key.shape[1])
         ranks = self.random_ranks(context, ranking, top)
         others, aim = ranking.candidates & ~top, (held * top).sum(-1, keepdim=True)

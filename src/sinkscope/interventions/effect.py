@@ -1,30 +1,43 @@
 """The effect of hiding: how much attention was removed, and how many of the hidden keys were still sinks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from sinkscope.attention import Columns, LayerCall, StepResult, Watcher, subscribed
 from sinkscope.counts import counted
 from sinkscope.notebook_card import MOST_ROWS, card
 
 
-@dataclass(frozen=True, eq=False)
+class Moved(NamedTuple):
+    """The position that gains most by hiding, and its shares of all attention without the hiding and with it."""
+
+    position: int
+    without: float
+    hidden: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Effect:
     """Sums over the steps in which a rule was in force, float64 [prompt, layer, head].
 
     Attributes:
         removed: attention that the hidden keys would have received, in queries' worth, measured without the hiding.
-        queries: number of queries of the heads in which a rule was in force.
+        queries, steps: number of queries of the heads, and of steps, in which a rule was in force.
         hidden: number of hidden keys, a key once a step.
         hits: hidden keys that were in the current top K, where K keys were hidden in that head.
         ranked: hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
-        steps: number of steps in which a rule was in force; one that needs the step before is not in step 0.
-        removed_committed: the part of ``removed`` taken from the queries whose outputs were committed in the same step.
-        committed: number of those queries; 0 where nothing was committed, as in a likelihood.
+        removed_committed, committed: the same as ``removed`` and ``queries``, of the queries whose outputs were
+            committed in the step; 0 where nothing was, as in a likelihood.
+        received: attention that each position receives without the hiding and with it, [prompt, 2, position]; none of
+            a network with several stacks. A sink that lower layers have rebuilt counts in both.
+        without_effect: for each rule that hid nothing, itself and why.
     """
 
     removed: np.ndarray
@@ -35,6 +48,8 @@ class Effect:
     steps: np.ndarray
     removed_committed: np.ndarray
     committed: np.ndarray
+    received: np.ndarray
+    without_effect: tuple[str, ...] = ()
 
     @property
     def removed_share(self) -> float:
@@ -57,6 +72,15 @@ class Effect:
         return _share(self.hidden.sum(), self.steps.sum())
 
     @property
+    def moved(self) -> Moved | None:
+        """Where the removed attention went, mean over prompts; None where nothing was removed or it is not known."""
+        if not self.received.size or not self.removed.sum():
+            return None
+        without, hidden = self.received.sum(0) / self.queries.sum()
+        place = int((hidden - without).argmax())
+        return Moved(place, float(without[place]), float(hidden[place]))
+
+    @property
     def removed_share_by_head(self) -> np.ndarray:
         """The removed share of each head, [layer, head]; NaN for heads in which no rule was in force."""
         return _ratio(self.removed.sum(0), self.queries.sum(0))
@@ -73,33 +97,36 @@ class Effect:
             (*map(int, place), f"{share[place]:.1%}", None if np.isnan(hits[place]) else f"{hits[place]:.1%}")
             for place in heads[:MOST_ROWS]
         ]
-        committed, hit_rate = self.removed_share_committed, self.hit_rate
-        facts = {
-            "attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}",
-            "of the queries whose tokens were committed": None if committed is None else f"{committed:.1%}",
-            "keys per head and step": f"{self.keys_per_head:.3g}",
-            "of them still largest": None if hit_rate is None else f"{hit_rate:.1%}",
-        }
+        facts = {"attention removed": f"{self.removed_share:.1%} in {counted(len(heads), 'head')}", "effect": str(self)}
         columns = ("layer", "head", "attention removed", "still largest")
-        title = f"Effect of hiding on {counted(len(self.steps), 'prompt')}"
-        return card(title, facts, columns, rows, len(heads) - len(rows))
+        return card("Effect of hiding", facts, columns, rows, len(heads) - len(rows))
 
-    def of(self, prompt: int) -> "Effect":
+    def of(self, prompt: int | slice) -> "Effect":
         """Return the effect on one prompt; prompts are counted from the first that was written inside the context."""
-        return Effect(*(values[prompt][None] for values in vars(self).values()))
+        rows = [prompt] if isinstance(prompt, int) else prompt
+        kept = {name: values[rows] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
+        return replace(self, **kept)
+
+    def __repr__(self) -> str:
+        return f"Effect on {counted(len(self.steps), 'prompt')}: {self.sentence('the rule')}"
 
     def sentence(self, rule: str) -> str:
         """Return the effect of a rule in words."""
-        rows, rate = self.removed_share_committed, self.hit_rate
+        rows, rate, moved = self.removed_share_committed, self.hit_rate, self.moved
         text = f"{rule} took away {self.removed_share:.1%} of the attention"
         text += "" if rows is None else f" ({rows:.1%} at the positions being committed)"
         text += f", {self.keys_per_head:.3g} keys per head and step"
-        return text if rate is None else f"{text}; {rate:.0%} of the hidden keys were still in the current top K"
+        text += "" if rate is None else f"; {rate:.0%} of the hidden keys were still in the current top K"
+        if moved is not None:
+            text += f"; position {moved.position} gained most: {moved.hidden:.1%}, with the hidden keys back {moved.without:.1%}"
+        return "; ".join([text, *self.without_effect])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for manifests and results."""
         names = ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head")
-        return {name: getattr(self, name) for name in names}
+        moved = None if self.moved is None else self.moved._asdict()
+        more = {"moved": moved, "without_effect": list(self.without_effect)}
+        return {name: getattr(self, name) for name in names} | more
 
 
 def _share(part: float, whole: float) -> float:
@@ -117,6 +144,14 @@ class Tally:
         self._prompts = prompts
         self._sums: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # what, of which layers → [prompt, layer, head]
         self._waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
+        self._received: Tensor | None = None  # [prompt, 2, position]
+
+    def add_received(self, prompts: Tensor, received: Tensor) -> None:
+        """Add attention by position, [row, 2, position], of all layers and heads of a step."""
+        if self._received is None:
+            self._received = torch.zeros(self._prompts, 2, 0, dtype=torch.float64, device=received.device)
+        self._received = pad(self._received, (0, max(0, received.shape[2] - self._received.shape[2])))
+        self._received[..., : received.shape[2]].index_add_(0, prompts, received.double())
 
     def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
         """Add values [row, head] of one layer; ``prompts``, int64 [row], are the numbers of the rows' prompts."""
@@ -145,19 +180,45 @@ class Tally:
     def effect(self, layers: int, heads: int) -> Effect:
         """Return the sums so far, for a network of so many layers and query heads."""
         self.settle()
-        arrays = {field.name: np.zeros((self._prompts, layers, heads)) for field in fields(Effect)}
+        names = [field.name for field in fields(Effect)][:-2]
+        arrays: dict[str, Any] = {name: np.zeros((self._prompts, layers, heads)) for name in names}
         for (name, places), values in self._sums.items():
             found = values.cpu().numpy()
             arrays[name][:, list(places), : found.shape[2]] += found
-        return Effect(**arrays)
+        received = np.zeros((self._prompts, 2, 0)) if self._received is None else self._received.cpu().numpy()
+        return Effect(**arrays, received=received)
 
 
 def joined(effects: Sequence[Effect], layers: int, heads: int) -> Effect:
-    """Return the effects of several generations as one, with zeros for layers and heads that were first seen later."""
+    """Return the effects of several generations as one, with zeros for layers, heads and positions first seen later."""
 
-    def widened(values: np.ndarray) -> np.ndarray:
-        return np.pad(values, [(0, 0), (0, layers - values.shape[1]), (0, heads - values.shape[2])])
+    def together(name: str) -> Any:
+        arrays = [getattr(one, name) for one in (Tally(0).effect(layers, heads), *effects)]
+        most = np.max([one.shape[1:] for one in arrays], axis=0)
+        wide = [[(0, 0), *((0, to - now) for to, now in zip(most, one.shape[1:], strict=True))] for one in arrays]
+        return np.concatenate([np.pad(one, width) for one, width in zip(arrays, wide, strict=True)])
 
-    every = [Tally(0).effect(layers, heads), *effects]
-    kinds = zip(*(vars(one).values() for one in every), strict=True)
-    return Effect(*(np.concatenate([widened(one) for one in kind]) for kind in kinds))
+    return Effect(*(together(field.name) for field in fields(Effect)[:-1]))
+
+
+class Received(Watcher):
+    """The share of the attention that each position receives, mean over the queries; ``behind`` the first call."""
+
+    def __init__(self, behind: bool) -> None:
+        self._sums, self._queries, self._unread = torch.zeros(0), 0, behind
+
+    def on(self, network: nn.Module) -> AbstractContextManager[Any]:
+        return subscribed(network, self)
+
+    def end_step(self, result: StepResult | None) -> None:
+        self._unread = False
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        if not self._unread:
+            sums = columns.sums[:, :, call.groups.index("all")].sum((0, 1))
+            self._sums = sums + self._sums.to(sums) if len(self._sums) else sums
+            self._queries += call.query.shape[:3].numel()
+
+    @property
+    def shares(self) -> list[float]:
+        return (self._sums / self._queries).tolist()

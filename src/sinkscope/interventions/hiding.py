@@ -47,6 +47,8 @@ class Hiding(Hider):
         self._places: dict[str, int] = {}  # stack → place of its first layer among those of the network
         self._crossing: dict[str, set[int]] = {}  # stack → its cross-attention, as far as it has run
         self._layers, self._heads = 0, 0
+        self._plain = False  # whether single calls run, of neither a sampler nor a `generate`
+        self._took: dict[int, Tensor | None] = {}  # number of a rule → whether it took keys; None where it chose none
         self._head_masks: dict[Any, Tensor] = {}
         self._token_classes, self._attention = TokenClasses(model), AttentionMemory()
         self._forget()
@@ -56,29 +58,20 @@ class Hiding(Hider):
         self._step = -1
         self._start: GenerationStart | None = None
         self._canvas: StepCanvas | None = None
+        self._tokens: Tensor | None = None
         self._draws: PromptDraws | None = None
         self._attention.forget()
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[_Chosen]] = {}
-        self._in_step: dict[
-            int, tuple[Tensor, Tensor | None]
-        ] = {}  # place of a layer → heads in force, their lost attention
+        # place of a layer → heads in force, their lost attention
+        self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._received: Tensor | None = None  # attention by position in this step, [batch, 2, key]
 
     @property
     def effect(self) -> Effect:
         """The effect so far, of all generations since the rules came into force."""
         running = [self._tally.effect(self._layers, self._heads)] if self._tally is not None else []
-        return joined([*self._finished, *running], self._layers, self._heads)
-
-    @property
-    def waits(self) -> bool:
-        """Whether any of the rules decides by the step before."""
-        return any(part.waits for part in self.parts)
-
-    @property
-    def asked_previous(self) -> bool:
-        """Whether a rule has asked for the previous step; a model that is called once has none."""
-        return self._attention.asked_previous
+        return self._explained(joined([*self._finished, *running], self._layers, self._heads))
 
     def attach(self, session: Session) -> None:
         """Number the network's layers; raise CallError for a rule that is limited to layers or heads it lacks."""
@@ -90,25 +83,53 @@ class Hiding(Hider):
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Forget the generation before."""
+        self._plain = self.session is not None and self.session.plain
         self._forget()
         self._start, self._attention.causal = start, start.causal
         if self._tally is not None and not self._tally.empty:
             self._finished.append(self._tally.effect(self._layers, self._heads))
             self._tally = None
 
+    def end_generation(self, failed: bool) -> None:
+        """Raise CallError for a rule that asks of a plain call what it never has: a step before, or an answer."""
+        for number, part in enumerate(self.parts if self._plain and not failed and self._steps else ()):
+            alone = part.waits and self._took.get(number) is None
+            groups = {"prompt", "answer"} & {one for one in (part.keys, part.queries) if isinstance(one, str)}
+            if (alone or groups) and (why := self._why_nothing(number)):
+                raise CallError(f"hide: {part} hid nothing: {why}{'; a call by itself is all prompt' * bool(groups)}")
+
+    def _why_nothing(self, number: int) -> str:
+        """Return why a rule has hidden nothing so far; an empty text where it has."""
+        part, found = self.parts[number], self._took.get(number)
+        if found is not None:
+            return "" if bool(found) else "no such key was there for its queries"
+        if number not in self._took:
+            return "none of its steps or layers was reached"
+        return "there was no step before; add observe='current' (@current)" if part.waits else "it chose no keys"
+
+    def _explained(self, effect: Effect) -> Effect:
+        """Return the effect with a sentence for each rule that hid nothing."""
+        parts = self.parts if self._tally or self._finished else ()  # before a step has run nothing is said
+        why = {str(part): self._why_nothing(number) for number, part in enumerate(parts)}
+        if why and not any(why.values()) and not effect.hidden.sum():
+            why = dict.fromkeys(why, "a query keeps all keys where it would lose the last one")
+        return replace(effect, without_effect=tuple(f"{part} hid nothing: {one}" for part, one in why.items() if one))
+
     def begin_step(self, context: StepContext) -> None:
         """Keep the canvas, and run it once without hiding where a rule needs that."""
         self._step = self._steps[context.stack] = self._steps.get(context.stack, -1) + 1
         if context.causal is not None:
             self._attention.causal = context.causal
+        if self._plain and self._attention.causal and any(part.waits for part in self.parts):
+            before, self._tokens = self._tokens, context.tokens
+            width = 0 if before is None else min(before.shape[1], context.tokens.shape[1])
+            if before is not None and not torch.equal(before[:, :width], context.tokens[:, :width]):
+                self._attention.forget()  # a call by itself with another text: it has no step before
+                self._attention.causal = True
         prompts = () if self._start is None else self._start.prompt_lengths
         self._tally = self._tally or Tally(len(prompts))
         self._canvas, self._chosen, self._in_step = StepCanvas(context, context.prompt_lengths or prompts), {}, {}
-        if self._draws is None:
-            self._draws = PromptDraws(context)
-        elif len(self._draws) != len(context.tokens):
-            rows = len(context.tokens)
-            raise AttentionError(f"expected the batch of {len(self._draws)} rows that began it, found {rows}")
+        self._draws = self._draws or PromptDraws(context)
         if any(part.unhidden_pass for part in self.parts):
             assert self.session is not None
             self._attention.run_unhidden(self.session)
@@ -125,7 +146,10 @@ class Hiding(Hider):
                 self._tally.add(place, canvas.prompts(in_force.device), **counts)
         if self._tally is not None:
             self._tally.settle()
-        self._in_step = {}
+            if canvas is not None and self._received is not None:
+                received = canvas.by_position(self._received)
+                self._tally.add_received(canvas.prompts(received.device), received)
+        self._in_step, self._received = {}, None
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
         """Return the keys that the rules take away in this layer."""
@@ -151,6 +175,7 @@ class Hiding(Hider):
             memory = self._memory.setdefault((number, call.name), {})
             known = (self._attention, self._draws, self._token_classes)
             choice = part.choose(RuleContext(part, self._step, shown, canvas, candidates, memory, *known))
+            before = self._took.setdefault(number, None)
             if choice is None:
                 continue
             keys = upload(choice, device) if choice.device != device else choice
@@ -161,6 +186,8 @@ class Hiding(Hider):
             queries = None if part.queries is None else _among_queries(canvas, part.queries, call)
             if queries is not None:
                 keys = keys & queries.any(-1)[:, None, None, None]  # where no query loses a key, none is hidden
+            some = keys.any() if not part.takes_own else torch.ones_like(keys[0, 0, 0, 0])
+            self._took[number] = some if before is None else before | some.to(before.device)
             found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads))
             chosen.append(_Chosen(part, keys, each_query=choice.ndim == 4))
         if found:
@@ -183,12 +210,15 @@ class Hiding(Hider):
         local = self._attention.keep(call, columns)
         chosen = self._chosen.pop(call.name, [])
         if chosen and columns.removed is not None:
-            self._count_effect(self._canvas, call, columns.removed, chosen, local)
+            self._count_effect(self._canvas, call, columns, chosen, local)
 
     def describe(self, prompt: int) -> dict[str, Any]:
         """Return the rules, and their effect on one prompt of the running generation."""
-        done = {} if self._tally is None else self._tally.effect(self._layers, self._heads).of(prompt).as_dict()
-        return {"rules": [repr(part) for part in self.parts], **done}
+        found = {"rules": [repr(part) for part in self.parts]}
+        if self._tally is None:
+            return found
+        effect = self._tally.effect(self._layers, self._heads).of(prompt)
+        return found | self._explained(effect).as_dict()
 
     def _layer_of(self, call: LayerCall) -> int:
         """Return the number of a layer as traces and rules count it: without the cross-attention in front of it."""
@@ -213,10 +243,7 @@ class Hiding(Hider):
         return self._head_masks[name]
 
     def _counted(self, canvas: StepCanvas, call: LayerCall, chosen: Sequence[_Chosen]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads in which any rule is in force, float [head], and queries and steps, float [row, head].
-
-        Layers in which rules are in force in all heads share them.
-        """
+        """Return the heads in which any rule is in force, float [head], and queries and steps, float [row, head]."""
         heads = call.query.shape[1]
 
         def counted(in_force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -240,13 +267,19 @@ class Hiding(Hider):
         return self._places.get(call.stack, 0) + call.index
 
     def _count_effect(
-        self, canvas: StepCanvas, call: LayerCall, removed: Tensor, chosen: list[_Chosen], local: Observation
+        self, canvas: StepCanvas, call: LayerCall, columns: Columns, chosen: list[_Chosen], local: Observation
     ) -> None:
         device, heads = call.key.device, call.query.shape[1]
         held = _held(call, canvas.real(device))
         membership = _queries(call)
         in_force, _, _ = self._counted(canvas, call, chosen)
-        lost = removed * membership[:, None] * in_force[:, None]
+        assert columns.removed is not None
+        lost = columns.removed * membership[:, None] * in_force[:, None]
+        if columns.local is not None and len(self._places) <= 1:
+            group = call.groups.index("all")
+            both = torch.stack([columns.local[:, :, group], columns.sums[:, :, group]], 1)
+            both = (both * in_force[:, None]).sum(2)
+            self._received = both if self._received is None else self._received + both.to(self._received.device)
         self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
         counts = {"removed": lost.sum(-1)}
         each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
@@ -314,8 +347,5 @@ def _check_limits(rules: Sequence[Rule], session: Session) -> None:
             raise CallError(f"layers or heads: the model has the layers 0…{longest - 1}, found {max(asked)}")
     for layer, head in [pair for part in rules for pair in part.heads or ()]:
         known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
-        if not known or None in known:
-            raise CallError("heads: expected a network whose heads are known before it runs; limit the rule by layers=")
-        most = max(one or 0 for one in known)
-        if head >= most:
+        if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
             raise CallError(f"heads: layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")

@@ -21,6 +21,7 @@ from sinkscope.interventions.step_canvas import GROUPS
 from sinkscope.models import Model
 
 Where = str | Collection[int] | None
+NOTHING = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +76,7 @@ class Intervention(ABC):
             if value is not None and not (name in ("keys", "queries") and isinstance(value, str) and value in GROUPS):
                 object.__setattr__(self, name, positions_of(name, value))
         if self.heads is not None:
-            heads = tuple(sorted({(int(layer), int(head)) for layer, head in self.heads}))
-            if any(min(pair) < 0 or (self.layers and pair[0] not in self.layers) for pair in heads):
-                raise CallError(f"heads: expected (layer, head) from 0 upwards, in layers={self.layers}, found {heads}")
-            object.__setattr__(self, "heads", heads)
+            object.__setattr__(self, "heads", tuple(sorted({(int(layer), int(head)) for layer, head in self.heads})))
 
     @abstractmethod
     def choose(self, context: RuleContext) -> Tensor | None:
@@ -118,17 +116,30 @@ class Intervention(ABC):
         """Return values [batch, head, key] that rank the keys for `Effect.hits`, and which heads share a ranking."""
         return (found.last_row if causal else found.columns), "head"
 
-    def check_reach(self, longest: int) -> None:
-        """Raise CallError for a rule that can match nothing on a canvas of ``longest`` tokens."""
-        for name in ("keys", "queries"):
-            numbers = getattr(self, name)
-            if not isinstance(numbers, str | None) and min(numbers, default=0) >= longest:
-                expected = f"positions from 0 to {longest - 1}, where the longest canvas of the model ends"
-                raise CallError(f"{name}: expected {expected}, found {min(numbers)}")
-
     def __call__(self, model: Model | nn.Module) -> AbstractContextManager[Hiding]:
-        """Hide while the body runs; raise CallError for a rule that can match nothing on the model."""
+        """Hide while the body runs; raise CallError for layers or heads that the model lacks."""
         return Composed((self,))(model)
+
+    def __str__(self) -> str:
+        """Return the text from which `parse_rule` makes the rule; its values, if its class has no text."""
+        if not self.rule:
+            return repr(self)
+        arguments = "+".join(_text_of(getattr(self, name)) for name in arguments_of(type(self)))
+        words, values = list[str](), list[str]()
+        everyones = [field.name for field in dataclasses.fields(Intervention)]
+        options = [field for field in dataclasses.fields(self) if field.kw_only and field.init]
+        for field in sorted(options, key=lambda one: one.name in everyones):
+            name, value = field.name, getattr(self, field.name)
+            if value == field.default and name != "seed":
+                continue
+            if isinstance(value, bool):
+                words.append(name)
+            elif isinstance(value, str) and name not in ("keys", "queries"):
+                words.append(value)
+            else:
+                values.append(f"{name}={_text_of(value)}")
+        word, colon, _ = self.rule.partition(":")
+        return f"{word}{colon}{arguments}" + (f"@{','.join(words + values)}" if words or values else "")
 
 
 @dataclass(frozen=True)
@@ -152,14 +163,14 @@ class Composed:
     def least_tokens(self) -> int:
         return max((part.least_tokens for part in self.parts), default=1)
 
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.parts)) or NOTHING
+
     @contextmanager
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
         """Hide while the body runs; see `Intervention`."""
         parts = [part for part in self.parts if not part.idle]
         network, ours = (model.network, model) if isinstance(model, Model) else (model, None)
-        if ours is not None:
-            for part in parts:
-                part.check_reach(ours.card.max_positions)
         running = Hiding(parts, ours)
         if not parts:  # the model runs untouched
             yield running
@@ -186,3 +197,26 @@ def positions_of(name: str, given: Collection[int]) -> tuple[int, ...]:
     if isinstance(given, str) or any(number < 0 for number in given):
         raise CallError(f"{name}: expected numbers from 0 upwards, or for keys and queries a group, found {given!r}")
     return tuple(sorted({operator.index(number) for number in given}))
+
+
+def arguments_of(kind: type[Intervention]) -> list[str]:
+    """Return the fields whose values stand behind the colon, with ``+`` between them."""
+    return [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
+
+
+def _text_of(value: Any) -> str:
+    """Return a number without the ``+`` that parts numbers, ranges of places such as ``0-3+7``, or heads."""
+    if isinstance(value, float):
+        return str(value).removesuffix(".0").replace("e+", "e")
+    if not isinstance(value, tuple):
+        return str(value)
+    ranges: list[list[Any]] = []
+    for one in value:
+        if ranges and isinstance(one, int) and one == ranges[-1][1] + 1:
+            ranges[-1][1] = one
+        else:
+            ranges.append([one, one])
+    return "+".join(
+        f"{low[0]}.{low[1]}" if isinstance(low, tuple) else str(low) if low == high else f"{low}-{high}"
+        for low, high in ranges
+    )

@@ -22,19 +22,12 @@ LOWEST = -8.0
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The keys of one layer in order; a ``group`` is a head, or the heads that share a ranking.
+    """The keys of one layer in order; a ``group`` is a head, or the heads that share a ranking."""
 
-    Attributes:
-        values: [batch, group, key], what the keys are ranked by: column sums, or the newest query's row.
-        candidates: bool [batch, 1, key], keys that may be chosen and were seen.
-        sinks: bool [batch, group, key], whether Eq. 3 with ε = 3 holds for the column sums.
-        real: bool [batch, key], keys that were seen, padding left out.
-    """
-
-    values: Tensor
-    candidates: Tensor
-    sinks: Tensor
-    real: Tensor
+    values: Tensor  # [batch, group, key], column sums, or the newest query's row
+    candidates: Tensor  # bool [batch, 1, key], keys that may be chosen and were seen
+    sinks: Tensor  # bool [batch, group, key], whether Eq. 3 with ε = 3 holds for the column sums
+    real: Tensor  # bool [batch, key], keys that were seen, padding left out
 
     def ranks(self, most: int) -> Tensor:
         """Return the rank of each key, int64 [batch, group, key]: 0 for the largest value, exact below ``most``."""
@@ -89,10 +82,7 @@ class Observed(Intervention, ABC):
         return Ranking(values, (context.candidates & known)[:, None], sinks, known)
 
     def at_stake(self, context: RuleContext) -> Tensor:
-        """Return the attention that hiding each key takes away in the running step, [batch, group, key]; a sweep more.
-
-        It is the key's column, or its entry in the newest query's row where only that query loses the key.
-        """
+        """Return the attention that hiding each key takes away now, [batch, group, key]; a sweep more."""
         found = context.seen("current", self.measured)
         assert found is not None
         only_newest = context.causal and context.call.query.shape[2] == 1
@@ -130,8 +120,8 @@ class SinkRule(Observed, ABC):
         ranking = self.rank(context)
         if ranking is None:
             return None
-        if self.k >= context.shortest:
-            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} of {context.shortest}")
+        if self.k >= (shortest := min(context.canvas.lengths)):
+            raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} of {shortest}")
         top = (ranking.ranks(self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks
@@ -174,23 +164,9 @@ class HideSinksAbove(Observed):
     _: KW_ONLY
     unit: Literal["queries", "percent"] = "queries"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.excess >= 0:
-            raise CallError(f"excess: expected a number from 0 upwards, found {self.excess}")
-        most = 100 if self.unit == "percent" else 1 if self.decide == "last_row" else math.inf
-        if most <= self.excess < math.inf:
-            all_of_it = "all attention is 100 percent" if most == 100 else "a query's row adds up to 1"
-            raise CallError(f"excess {self.excess:g} can never be exceeded, as {all_of_it}")
-
     @property
     def idle(self) -> bool:
         return self.excess == math.inf or super().idle
-
-    def check_reach(self, longest: int) -> None:
-        super().check_reach(longest)
-        if self.unit == "queries" and longest <= self.excess:
-            raise CallError(f"excess {self.excess:g} can never be exceeded on canvases of at most {longest} tokens")
 
     def choose(self, context: RuleContext) -> Tensor | None:
         ranking = self.rank(context)
@@ -214,9 +190,7 @@ class _ExcessCount(HideSinksAbove):
 
     found: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
 
-    @property
-    def idle(self) -> bool:
-        return False
+    idle = waits = False  # type: ignore[assignment]
 
     def choose(self, context: RuleContext) -> Tensor | None:
         ranking = self.rank(context)
@@ -240,14 +214,8 @@ def calibrate_excess(
 ) -> HideSinksAbove:
     """Return the rule whose ε ``sinks_per_head`` keys exceed on average, over steps, layers and heads of the rule.
 
-    Only recorded rows count: of guidance the half with the prompt, of a batch the rows that have not ended.
-
-    Args:
-        run: writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``.
-        options: of `HideSinksAbove`.
-
-    Raises:
-        CallError: nothing that could be observed, or so many keys that ε would have to be negative.
+    ``run`` writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``. Only recorded rows count: of
+    guidance the half with the prompt, of a batch the rows that have not ended. ``options`` are of `HideSinksAbove`.
     """
     rule = HideSinksAbove(0.0, **options)
     count = _ExcessCount(**{**vars(rule), "found": {}})

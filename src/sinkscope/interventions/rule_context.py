@@ -12,22 +12,15 @@ from torch.nn.functional import pad
 from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
 from sinkscope.errors import CallError
 from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
-from sinkscope.sinks.token_classes import CLASSES
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """The attention of one layer in one step. Its keys are those of the layer.
+    """The attention of one layer in one step. Its keys are those of the layer."""
 
-    Attributes:
-        columns: [batch, head, key], column sums. In a causal model they are running sums over all queries so far.
-        last_row: [batch, head, key], the attention of the newest query.
-        keys: how many keys there were.
-    """
-
-    columns: Tensor
-    last_row: Tensor
-    keys: int
+    columns: Tensor  # [batch, head, key], column sums; in a causal model running sums over all queries so far
+    last_row: Tensor  # [batch, head, key], the attention of the newest query
+    keys: int  # how many keys there were
 
     def widened(self, keys: int) -> "Observation":
         """Return the same with zeros for keys that have been added since."""
@@ -39,7 +32,6 @@ class AttentionMemory:
     """The attention of every layer in the step before and in the running one; ``causal`` columns are running sums."""
 
     def __init__(self) -> None:
-        self.asked_previous = False
         self.forget()
 
     def forget(self) -> None:
@@ -65,7 +57,6 @@ class AttentionMemory:
 
     def previous(self, call: LayerCall, measured: str) -> Observation | None:
         """Return the attention of this layer in the step before; None in the first step."""
-        self.asked_previous = True
         if measured == "clean":
             return self._unhidden_before.get(call.name)
         return self._before.get(call.name, {}).get(measured)
@@ -160,30 +151,17 @@ class RuleContext:
         """Whether columns are running sums over the queries so far."""
         return self.attention.causal
 
-    @property
-    def shortest(self) -> int:
-        """Tokens of the shortest row."""
-        return min(self.canvas.lengths)
-
     def seen(self, observe: str, measured: str) -> Observation | None:
         """Return the attention of this layer, as wide as its keys are now; None in the first step for ``previous``.
 
-        Args:
-            observe: ``previous`` or ``current`` step.
-            measured: ``local``, ``hidden`` or ``clean``, see `Observed`; for the current step ``hidden`` is ``local``.
-
-        Raises:
-            CallError: attention that was not measured, or a canvas that has shrunk.
+        ``measured`` is ``local``, ``hidden`` or ``clean``, see `Observed`. CallError for a canvas that has shrunk.
         """
-        rule, needed = type(self.rule).__name__, "unhidden_pass" if measured == "clean" else "observing"
-        if not getattr(self.rule, needed):
-            raise CallError(f"{rule} asks for {measured} attention, which was not measured; set its {needed} to True")
         keys = self.call.keys
         look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
         found = look(self.call, measured)
         if found is not None and found.keys > keys:
             what = f"expected no shorter canvas than then, found {keys} tokens behind {found.keys}"
-            raise CallError(f"{rule} decides by the step before, {what}; decide by current")
+            raise CallError(f"{self.rule} decides by the step before, {what}; decide by current")
         return None if found is None else found.widened(keys)
 
     @property
@@ -215,13 +193,6 @@ class RuleContext:
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
-        """Return where the tokens of a class stand, bool [batch, key], False on padding.
-
-        Args:
-            name: one of `sinks.token_classes.CLASSES`, or with ``classify`` a name that it returns.
-            classify: token id → name of its class; by the model's tokenizer when None.
-        """
-        if classify is None and name not in CLASSES:
-            raise CallError(f"name: expected {' or '.join(CLASSES)}, found {name!r}; for other classes give classify")
+        """Return where tokens stand whose class (of `sinks.token_classes.CLASSES`, or of ``classify``) has this name."""
         places = self.classes(classify)
         return self.real & places[name] if name in places else torch.zeros_like(self.real)

@@ -1,7 +1,6 @@
 """Rules as text, as ``--hide`` takes them: ``top:1``, ``random:5@seed=2``, ``top:1@current,last_row``.
 
-Every class with a `Intervention.rule` is found by itself: those in the modules of this package, and those that an
-installed package declares as entry points of the group ``sinkscope.interventions`` (a class, or a module with classes).
+Every class with a `Intervention.rule` in this package, or in an entry point of the group, is found by itself.
 """
 
 import dataclasses
@@ -12,19 +11,18 @@ from typing import Any, Literal, get_args, get_origin
 
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
-from sinkscope.interventions.intervention import Composed, Intervention, compose, hints_of
+from sinkscope.interventions.intervention import NOTHING, Composed, Intervention, arguments_of, compose, hints_of
 from sinkscope.interventions.step_canvas import GROUPS
 
 ENTRY_POINTS = "sinkscope.interventions"
-NOTHING = "none"
 
 
 @functools.cache
 def known_rules() -> Mapping[str, type[Intervention]]:
     """Return the class of every rule by its word, in alphabetical order; raise CallError for two rules of one word."""
     expected = "an Intervention with a `rule`, or a module with some"
-    found: dict[str, type[Intervention]] = {}
-    for kind in find_kinds(ENTRY_POINTS, Intervention, _has_text, ENTRY_POINTS, expected):
+    found, has_text = dict[str, type[Intervention]](), lambda kind: bool(vars(kind).get("rule"))
+    for kind in find_kinds(ENTRY_POINTS, Intervention, has_text, ENTRY_POINTS, expected):
         word = kind.rule.partition(":")[0]
         if word in (NOTHING, *found):
             raise CallError(f"{kind.__qualname__}: expected a word that no other rule has, found {word!r}")
@@ -32,27 +30,22 @@ def known_rules() -> Mapping[str, type[Intervention]]:
     return MappingProxyType(dict(sorted(found.items())))
 
 
-def _has_text(kind: type[Intervention]) -> bool:
-    return bool(vars(kind).get("rule"))
-
-
 def known_controls() -> dict[str, bool]:
     """Return for the word of every control whether it draws at random, and so takes a seed."""
     return {word: "seed" in hints_of(kind) for word, kind in known_rules().items() if kind.control}
 
 
-def parse_rule(text: str) -> Intervention | Composed:
-    """Return the intervention that a rule stands for.
+def parse_rule(text: str | Intervention | Composed) -> Intervention | Composed:
+    """Return the intervention that a rule stands for; one that is an intervention already as it is.
 
     A rule is a word of `known_rules` and its arguments, such as ``top:1`` or ``window:4+64``, or ``none``, which hides
     nothing. Options follow ``@``, separated by commas: the fields of the rule's class. A choice is written as its value
     (``current``), a switch as its name (``only_sinks``), a number as ``seed=2``; ``layers=``, ``steps=``, ``keys=``,
     ``queries=`` take numbers such as ``0-3+7``, the last two also ``masked``, ``unmasked``, ``prompt``, ``answer``;
     ``heads=`` takes layers and heads such as ``5.1+0.5``.
-
-    Raises:
-        CallError: no such rule, argument or option; the message names those there are.
     """
+    if not isinstance(text, str):
+        return text
     head, _, tail = text.strip().partition("@")
     word, colon, arguments = head.partition(":")
     if head == NOTHING and not tail:
@@ -61,7 +54,7 @@ def parse_rule(text: str) -> Intervention | Composed:
     if kind is None or (colon and ":" not in kind.rule):
         known = ", ".join([NOTHING, *(one.rule for one in known_rules().values())])
         raise CallError(f"no rule {text!r}; expected one of {known}, with options behind @ as in top:1@current")
-    hints, names = hints_of(kind), _arguments_of(kind)
+    hints, names = hints_of(kind), arguments_of(kind)
     try:
         parts = [] if not names else [arguments] if len(names) == 1 else arguments.split("+")
         readers = [hints[name] if hints[name] in (int, float) else _read_places for name in names]
@@ -104,57 +97,9 @@ def split_rules(text: str) -> list[str]:
     return list(dict.fromkeys(rules))
 
 
-def canonical_rule(text: str) -> str:
-    """Return the one text of a rule that may be written in several.
-
-    ``top:1@queries=0-1,local,current`` is ``top:1@current,queries=0-1``: numbers have no zeros in front, options that
-    change nothing are left out, words stand before ``name=value``. A seed is always written.
-    """
-    rule = parse_rule(text)
-    return NOTHING if isinstance(rule, Composed) else rule_text(rule)
-
-
-def rule_text(rule: Intervention) -> str:
-    """Return the text from which `parse_rule` makes a rule, of a class that has one."""
-    arguments = "+".join(_text_of(getattr(rule, name)) for name in _arguments_of(type(rule)))
-    words, values = list[str](), list[str]()
-    everyones = hints_of(Intervention)
-    options = [field for field in dataclasses.fields(rule) if field.kw_only and field.init]
-    for field in sorted(options, key=lambda one: one.name in everyones):
-        name, value = field.name, getattr(rule, field.name)
-        if value == field.default and name != "seed":
-            continue
-        if isinstance(value, bool):
-            words.append(name)
-        elif isinstance(value, str) and name not in LISTS:
-            words.append(value)
-        else:
-            values.append(f"{name}={_text_of(value)}")
-    word, colon, _ = rule.rule.partition(":")
-    return f"{word}{colon}{arguments}" + (f"@{','.join(words + values)}" if words or values else "")
-
-
-def _arguments_of(kind: type[Intervention]) -> list[str]:
-    """Return the fields whose values stand behind the colon, with ``+`` between them."""
-    return [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
-
-
-def _text_of(value: Any) -> str:
-    """Return a number without the ``+`` that parts numbers, ranges of places such as ``0-3+7``, or heads."""
-    if isinstance(value, float):
-        return str(value).removesuffix(".0").replace("e+", "e")
-    if not isinstance(value, tuple):
-        return str(value)
-    ranges: list[list[Any]] = []
-    for one in value:
-        if ranges and isinstance(one, int) and one == ranges[-1][1] + 1:
-            ranges[-1][1] = one
-        else:
-            ranges.append([one, one])
-    return "+".join(
-        f"{low[0]}.{low[1]}" if isinstance(low, tuple) else str(low) if low == high else f"{low}-{high}"
-        for low, high in ranges
-    )
+def canonical_rule(text: str | Intervention | Composed) -> str:
+    """Return the one text of a rule that may be written in several; a seed is always written."""
+    return str(parse_rule(text))
 
 
 def _read_places(value: str) -> str | tuple[int, ...]:

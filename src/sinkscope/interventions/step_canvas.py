@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import StepContext, upload
-from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.sinks.token_classes import token_class
 
@@ -34,6 +33,12 @@ class StepCanvas:
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
+
+    @property
+    def answers(self) -> bool:
+        """Whether any row goes on behind its prompt."""
+        prompts = self._prompt_lengths * (self.rows // max(1, len(self._prompt_lengths)))
+        return any(length > prompt for length, prompt in zip(self.lengths, prompts, strict=False))
 
     def tokens(self, device: torch.device) -> Tensor:
         """Return the token ids, int64 [batch, position]."""
@@ -63,6 +68,18 @@ class StepCanvas:
         if rows == tuple(range(self.rows)):
             return values
         return values[self.once(("rows", device), lambda: _uploaded(rows, device))]
+
+    def by_position(self, values: Tensor) -> Tensor:
+        """Return values [batch, …, key] of the recorded rows by the position of their keys, 0 behind the last one."""
+        values = self.recorded(values)
+        lengths = [self.lengths[row] for row in self.context.rows]
+        if min(lengths, default=self.width) == self.width:
+            return values
+        wide = _uploaded(lengths, values.device).view(-1, *[1] * (values.ndim - 1))
+        place = torch.arange(self.width, device=values.device)
+        return values.gather(-1, (place + self.width - wide).clamp(max=self.width - 1).expand_as(values)) * (
+            place < wide
+        )
 
     def prompts(self, device: torch.device) -> Tensor:
         """Return the number of the prompt of each recorded row, int64 [row]."""
@@ -98,21 +115,19 @@ class TokenClasses:
         self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
     ) -> dict[str, Tensor]:
         """Return where the tokens of each class stand, bool [batch, position]."""
-        classify = classify or self._by_tokenizer
-        if classify is None:
-            raise CallError("classify: expected a function, as a bare network has no tokenizer, found None")
+        by: Any = classify or self._by_tokenizer  # a bare network has no tokenizer
 
         def make() -> dict[str, Tensor]:
-            known = self._known.setdefault(classify, {})
+            known = self._known.setdefault(by, {})
             unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
             for token in {*unique.tolist()} - known.keys():
-                known[token] = classify(token)
+                known[token] = by(token)
             names = [known[token] for token in unique.tolist()]
             kinds = list(dict.fromkeys(names))
             numbers = upload(torch.tensor([kinds.index(name) for name in names], device="cpu")[places], device)
             return {name: numbers == number for number, name in enumerate(kinds)}
 
-        return canvas.once(("classes", classify, device), make)
+        return canvas.once(("classes", by, device), make)
 
 
 def class_in(model: Model, token: int) -> str:
