@@ -181,14 +181,13 @@ def explore(
     labels = model_labels([trace.manifest for trace in opened])
     for number, (trace, label, known) in enumerate(zip(opened, labels, theirs, strict=True)):
         expect_steps(trace, "show")
-        hidden = hidden_rules(trace.manifest)
-        label = f"{label}: {', '.join(hidden)}" if hidden else label
+        if hidden := hidden_rules(trace.manifest):
+            label = f"{label}: {', '.join(rule.partition('(')[0] for rule in hidden)}"
         shown.append(add_trace(tiles, number, trace, label, excess, roles if known else None))
     sizes = [", ".join(counted(one[f"{noun}s"], noun) for noun in ("step", "layer", "head")) for one in shown]
     who = " and ".join(f"{one['label']} ({one['kind']}, {size})" for one, size in zip(shown, sizes, strict=True))
     lead = (
-        f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the "
-        "others of its head receive on average; the largest is the head’s main sink."
+        f"{who}. A head’s main sink is its largest column that exceeds the others’ mean by {excess:g} queries’ worth."
     )
     notes = []
     for one in shown:
