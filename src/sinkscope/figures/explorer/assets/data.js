@@ -74,6 +74,9 @@ class Recording {
     this.byLayer = new Map();
     this.rolesByHead = new Map(this.roles.map((one) => [one.layer + "." + one.head, one]));
     this.tables = new Map();
+    const moves = this.changes.filter((one) => !one[3]).length,
+      movers = new Set(this.changes.map((one) => one[1] * this.heads + one[2])).size;
+    this.movement = { moves, swaps: this.changes.length - moves, movers };
     this.hasMask = this.tokens.some(([, kind]) => kind === "mask");
     this.bytes = this.tokens.map(([label]) => /^␣*(<0x[0-9A-F]{2}>)+$/.test(label) && label.match(/[0-9A-F]{2}(?=>)/g).map((one) => parseInt(one, 16)));
     this.hasBytes = this.bytes.some(Boolean);

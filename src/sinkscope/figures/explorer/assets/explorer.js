@@ -155,9 +155,7 @@ function tellHeadline() {
     const who = first
       ? `${quoted(recording.reading(step, first[0]))}, position ${first[0]}, is the main sink of ${first[1]} of ${counted(heads, "head")} in ${when}.`
       : `No head has a sink in ${when}.`;
-    const moves = recording.changes.filter((one) => !one[3]).length,
-      swaps = recording.changes.length - moves,
-      movers = new Set(recording.changes.map((one) => one[1] * recording.heads + one[2])).size;
+    const { moves, swaps, movers } = recording.movement;
     const how = movers
       ? `Over ${counted(recording.steps, "step")} main sinks move ${times(moves)} and swap ${times(swaps)}, in ${counted(movers, "head")}.`
       : first

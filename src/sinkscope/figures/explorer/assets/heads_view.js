@@ -79,9 +79,11 @@ class GridView {
       pen.textBaseline = "middle";
       for (let layer = 0; layer < layers; layer++)
         for (let head = 0; head < heads; head++) {
-          const here = shade(layer, head);
+          const here = shade(layer, head),
+            text = words(layer, head, wide);
+          if (!text) continue;
           pen.fillStyle = here < 0 ? colour("soft") : inkOn(table, here);
-          pen.fillText(words(layer, head, wide), box.left + (head + 0.5) * wide, box.top + (layers - layer - 0.5) * tall);
+          pen.fillText(text, box.left + (head + 0.5) * wide, box.top + (layers - layer - 0.5) * tall);
         }
     });
     const pen = this.drawing.pen(this.drawing.marks),
@@ -106,7 +108,9 @@ class ModelView extends GridView {
       step = stepOf(recording),
       rows = recording.mainSinks(step);
     if (!this.drawing.size() || !rows) return;
-    const kind = (layer, head) => recording.kindAt(step, recording.main(step, layer, head));
+    const kinds = new Map([[-1, 0], ...rows.map(([position]) => [position, recording.kindAt(step, position)])]),
+      main = recording.tile("main").subarray(step * layers * heads),
+      kind = (layer, head) => kinds.get(main[layer * heads + head] - 1);
     const key = `${step}|${dark()}`;
     this.paintCells(key, kindRamp(), kind, (layer, head, wide) => {
       const value = this.statisticAt("strength", layer, head, step);
@@ -115,7 +119,7 @@ class ModelView extends GridView {
     if (this.told === key) return;
     this.told = key;
     const counts = KINDS.map(() => 0);
-    for (const [position, count] of rows) counts[recording.kindAt(step, position)] += count;
+    for (const [position, count] of rows) counts[kinds.get(position)] += count;
     counts[0] = layers * heads - counts.reduce((sum, one) => sum + one, 0);
     this.figure.querySelector(".what").textContent = `by kind of token, step ${step}; strength: its column (${unitOf("strength", recording)})`;
     this.figure.querySelector(".marks").replaceChildren(
