@@ -35,12 +35,6 @@ def test_several_traces_and_a_folder(run, trace, tmp_path):
     assert len(list((tmp_path / "both" / "data").glob("1-columns-*.bin"))) == 3 + 2
 
 
-def test_a_wrong_call_is_one_message(run, trace, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    status, out, err = run("explore", trace, "--serve", "--out", "page.html")
-    assert (status, out) == (2, "") and "found both" in err and not list(tmp_path.iterdir())
-
-
 ENDLESS = """
 import signal
 import sys

@@ -6,13 +6,25 @@ It needs Chromium (Debian: `apt-get install chromium`), or the path of one in th
 
 import re
 import threading
+from importlib.resources import files
 
 import numpy as np
 import pytest
 from browser import Browser, find_browser
-from wandering import HEADS, LAYERS, MOVING, POSITIONS, PROMPT, STEPS, wandering_columns, write_causal, write_wandering
+from wandering import (
+    HEADS,
+    LAYERS,
+    MOVING,
+    POSITIONS,
+    PROMPT,
+    STEPS,
+    wandering_columns,
+    write_causal,
+    write_wandering,
+)
 
 from sinkscope.figures.explorer import ExplorerServer, explore
+from sinkscope.sinks import find_sinks, track
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium on this machine: apt-get install chromium, or set CHROMIUM"
@@ -20,6 +32,22 @@ pytestmark = pytest.mark.skipif(
 
 MARKUP = ["<script>document.title='owned'</script>", "<img src=x onerror=alert(1)>"]
 HOSTILE = ["<|mask|>", "\n", *MARKUP, "\u202eabc\u202c", "a\x00\x1b[31m", "漢"]
+
+INK_AND_GROUND = """(() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const ground = (one, found = parts(getComputedStyle(one).backgroundColor)) => found[3] === 0 ? ground(one.parentElement) : found;
+  const told = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+  const seen = [...document.querySelectorAll("body :not(option)")].filter((one) => one.getClientRects().length && told(one));
+  return seen.map((one) => [parts(getComputedStyle(one).color), ground(one)]);
+})()"""
+
+
+def contrast(one, other):
+    """Of two colours, each as red, green and blue of 255 (WCAG 2)."""
+    parts = np.array([one[:3], other[:3]]) / 255
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    darker, lighter = np.sort(linear @ [0.2126, 0.7152, 0.0722]) + 0.05
+    return lighter / darker
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +64,12 @@ def traces(tmp_path_factory):
     more = {
         name: one.astype(np.float32) for name, one in (more | {"confidence": rng.random((STEPS, POSITIONS))}).items()
     }
-    return [write_wandering(folder / "one", wandering_columns(), **more), write_causal(folder / "two")]
+    causal = [write_causal(folder / "two")]
+    return [
+        write_wandering(folder / "one", wandering_columns(), **more),
+        *causal,
+        write_wandering(folder / "three", wandering_columns(2)),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +92,70 @@ def dots(page, selector):
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_is_drawn_without_a_complaint_or_a_request(browser, address, width, dark):
-    page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=1", width, 900, dark)
-    views = ".heat-view .heat|.heads-view .heads|#track-view|#token-view|#norm-view|#order-view|#difference"
+    page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=2", width, 900, dark)
+    views = ".model-view .heads|.heat-view .heat|.heads-view .heads|#track-view|#token-view|#norm-view|#order-view|#difference"
     for view in views.split("|"):
         assert dots(page, view) > 500, view
     assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.complaints() == [] and len(page.requests()) == 1
+    pairs = page.evaluate(INK_AND_GROUND)
+    assert len(pairs) > 50 and min(contrast(*pair) for pair in pairs) >= 4.5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_lines_are_seen_on_every_colour_of_a_map(browser, address, dark):
+    script = (files("sinkscope.figures.explorer") / "assets" / "drawing.js").read_text()
+    shades = re.findall(r'"([0-9a-f]{6})"', script)
+    assert len(shades) > 35
+    style = "getComputedStyle(document.documentElement).getPropertyValue('--{}')"
+    page = browser.open(address, dark=dark)
+    core, casing = (bytes.fromhex(page.evaluate(style.format(name))[1:] * 2)[:3] for name in ("mark", "casing"))
+    for shade in map(bytes.fromhex, shades):
+        assert max(contrast(*map(list, pair)) for pair in ((core, shade), (casing, shade))) >= 3
+
+
+def test_the_page_opens_on_the_last_step_with_the_main_sink_of_most_heads(browser, tmp_path):
+    columns = wandering_columns()
+    columns[:, 0, 2, 4] = 9.25
+    tracks = track(find_sinks(trace := write_wandering(tmp_path / "run", columns)))
+    page = browser.open(explore(trace).write_page(tmp_path / "page.html").as_uri())
+    moves, swaps = (sum(getattr(one, name) for one in tracks.heads) for name in ("moves", "swaps"))
+    assert (moves, swaps) == (30, 0)
+    said = page.text("#headline")
+    assert "position 4, is the main sink of 2 of 6 heads in the last step." in said
+    assert f"Over {STEPS} steps main sinks move {moves} times and swap never, in 2 heads." in said
+    assert page.text("#sentence").startswith(f"Step {STEPS - 1}, layer 0 head 1: the main sink is")
+    cells = (
+        "[...document.querySelectorAll('.sinks tbody tr')].map((one) => [...one.cells].map((cell) => cell.textContent))"
+    )
+    rows = {int(row[1]): (int(row[3]), float(row[4])) for row in page.evaluate(cells)}
+    assert rows == {4: (2, 9.38), PROMPT + 12: (1, 8.25), 2: (1, 7.25)}
+    legend = page.evaluate(
+        "[...document.querySelectorAll('.model-view .marks span:not([hidden])')].map((one) => one.innerText)"
+    )
+    assert legend == [" none: 2 heads", " newline: 1 head", " content: 3 heads"]
+
+
+def test_a_map_of_heads_tells_numbers_that_had_not_been_read_and_opens_a_head(browser, address):
+    page = browser.open(address + "#step=0&layer=0&head=0&second=-1&statistic=moves")
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="End")
+    box = page.box(".model-view .heads")
+    x, y = box["x"] + 42 + (box["width"] - 50) * 2.5 / HEADS, box["y"] + 6 + (box["height"] - 44) * 0.25
+    page.move(x, y)
+    page.settle()
+    said = page.text("#tip")
+    assert f"at position {PROMPT + 12}" in said and "8.25 queries’ worth" in said and "12 moves" in said
+    assert dots(page, "#tip") > 1000
+    page.click(x, y)
+    assert (hash_of(page)["layer"], hash_of(page)["head"]) == (str(LAYERS - 1), "2")
+
+
+def test_a_difference_is_drawn_of_the_same_model_prompt_and_quantity_only(browser, address):
+    drawn = "[...document.querySelectorAll('#difference .drawing')].some((one) => one.getClientRects().length)"
+    assert browser.open(address + "#second=2").evaluate(drawn)
+    other = browser.open(address + "#second=1")
+    assert not other.evaluate(drawn) and "the models differ" in other.text("#difference .what")
 
 
 def test_the_page_says_where_the_main_sink_is_and_when_it_moved(browser, address):
@@ -107,9 +197,6 @@ def test_hover_tells_the_exact_number_and_a_click_selects(browser, address, trac
     assert f"position {weak}, step 8" in page.text("#tip") and "≈" in page.text("#tip") and "±" in page.text("#tip")
     page.click(x, y)
     assert (hash_of(page)["step"], hash_of(page)["token"]) == ("8", "4")
-    box = page.box(".heads")
-    page.click(box["x"] + 42 + (box["width"] - 50) * 2.5 / HEADS, box["y"] + 6 + (box["height"] - 44) * 0.25)
-    assert (hash_of(page)["layer"], hash_of(page)["head"]) == (str(LAYERS - 1), "2")
 
 
 def test_hostile_tokens_are_text(browser, tmp_path, monkeypatch):

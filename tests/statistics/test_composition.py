@@ -1,10 +1,13 @@
 import numpy as np
 import pytest
+import tokenizers
 from planted import DOT, END, MASK, NEWLINE, SEVEN, SPACE, THE, make_trace, random_columns, sink_at, values_at
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sinkscope.errors import CallError
 from sinkscope.sinks import find_sinks
-from sinkscope.sinks.token_classes import CLASSES, class_of
+from sinkscope.sinks.token_classes import CLASSES, class_of, text_of
 from sinkscope.statistics import Threshold, analyse, summarise
 from sinkscope.statistics.composition import Composition, TokenShares, leading_tokens
 
@@ -24,6 +27,15 @@ READS = {
 def test_classes_by_how_a_token_reads_and_by_its_id():
     for expected, texts in READS.items():
         assert {class_of(text) for text in texts} == {expected}
+
+
+def test_characters_are_characters_and_bytes_of_half_a_character_are_bytes():
+    letters = bytes_to_unicode()
+    names = ["".join(letters[byte] for byte in read) for read in (" 漢".encode(), "😀".encode()[:2], b"a\xbc", b"\n")]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({name: at for at, name in enumerate(names)}))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    assert [text_of(tokenizer, at) for at in range(5)] == [" 漢", "<0xF0><0x9F>", "a<0xBC>", "\n", ""]
     trace = make_trace(random_columns(0))
     trace.tokens[0, :8] = MASK, END, NEWLINE, SPACE, DOT, SEVEN, THE, 77
     canvas = summarise(trace, THRESHOLDS).canvas

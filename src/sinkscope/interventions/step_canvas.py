@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sinkscope.attention import StepContext, upload
 from sinkscope.models import Model
-from sinkscope.sinks.token_classes import token_class
+from sinkscope.sinks.token_classes import text_of, token_class
 
 GROUPS = ("masked", "unmasked", "prompt", "answer")
 """Names of groups of keys or queries, for ``keys=`` and ``queries=`` of a rule."""
@@ -133,4 +133,4 @@ class TokenClasses:
 def class_in(model: Model, token: int) -> str:
     """Return the class of a token, one of `sinks.token_classes.CLASSES`."""
     special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
-    return token_class(None if special else model.tokenizer.decode([token]), token == model.card.mask_id, special)
+    return token_class(None if special else text_of(model.tokenizer, token), token == model.card.mask_id, special)

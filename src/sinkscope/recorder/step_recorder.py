@@ -52,6 +52,7 @@ from sinkscope.recorder.step_tensors import (
     prompt_arrays,
     stack_layers,
 )
+from sinkscope.sinks.token_classes import text_of
 
 CONTEXT = ("tokens", "masked", "lengths")
 RESULT = ("written", "predicted", "confidence")
@@ -350,8 +351,7 @@ class Recorder(Watcher):
         special = [token for token in (mask_id, self._eos_id) if token is not None]
         tokens = sorted({int(token) for token in found if token >= 0} | set(special))
         for token in (one for one in tokens if one not in self._texts):  # special tokens go by their names
-            text = self._tokenizer.decode([token]) or self._tokenizer.convert_ids_to_tokens(token)
-            self._texts[token] = "" if text is None else str(text)
+            self._texts[token] = text_of(self._tokenizer, token)
         return {"vocabulary": {str(token): self._texts[token] for token in tokens if self._texts[token]}}
 
 

@@ -20,6 +20,7 @@ from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.verdict import Estimate, Rules, decide
+from sinkscope.sinks.token_classes import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
@@ -179,10 +180,8 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules
         removable = hidden.high < rules.changed
     text, tokens = None, [row["token"] for row in rows if "token" in row]
     if tokens:
-        token, tokenizer = max(sorted(set(tokens)), key=tokens.count), model.tokenizer
-        text = str(token)
-        if tokenizer is not None:
-            text = tokenizer.decode([token]) or tokenizer.convert_ids_to_tokens(token) or f"<{token}>"
+        token = max(sorted(set(tokens)), key=tokens.count)
+        text = str(token) if model.tokenizer is None else text_of(model.tokenizer, token) or f"<{token}>"
     place = measured.get("place", nothing).mean
     return HeadRole(*head, role, reason, lasting, place, text, measured, *count_to_hide(measured, rules), removable)
 

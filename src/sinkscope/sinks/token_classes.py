@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from typing import Any
 
 CLASSES = ("mask", "newline", "white space", "punctuation", "special", "digit", "word")
 
@@ -21,6 +22,21 @@ def class_of(text: str) -> str:
     if bare.isdigit():
         return "digit"
     return "word" if any(character.isalnum() for character in bare) else "punctuation"
+
+
+def text_of(tokenizer: Any, token: int) -> str:
+    """Return how a token reads: a special one by its name, bytes that are no whole character as ``<0xE2>``."""
+    text = tokenizer.decode([token])
+    if text and "\ufffd" not in text:
+        return str(text)
+    name = str(tokenizer.convert_ids_to_tokens(token) or "")
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    if not {*name} <= letters.keys():
+        return name
+    read = bytes(letters[letter] for letter in name).decode(errors="surrogateescape")
+    return "".join(f"<0x{ord(one) - 0xDC00:02X}>" if "\udc80" <= one <= "\udcff" else one for one in read)
 
 
 def token_class(text: str | None, is_mask: bool, is_special: bool) -> str:

@@ -32,6 +32,7 @@ from sinkscope.traces.format import hidden_rules, write_whole
 from sinkscope.traces.reading import as_trace, expect_steps
 from sinkscope.traces.stored_maps import check_place
 
+ASSETS = files("sinkscope.figures.explorer") / "assets"
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
 PLACE = ("trace", "step", "layer", "head")
@@ -48,35 +49,6 @@ TOO_LARGE = (
     f"This trace is too large for one page: single heads show their {STRONGEST} largest columns of each step only. A "
     "folder shows all: sinkscope explore TRACE --out FOLDER."
 )
-WORDS = {
-    "Column": "The attention that a token receives from all queries of one head, added up, in queries’ worth: 1 is as "
-    "much as one query has to give. A token that received the same as all others would have 1.",
-    "Main sink": "The largest column of a head, where it is a sink.",
-    "Move and swap": "The main sink stands elsewhere than in the step before. In a swap both places are sinks before "
-    "and after; in a move the old place stops being a sink or the new one was none.",
-    "Autoregressive models and block diffusion": "Sinks are followed in the attention from the 16 newest queries, in "
-    "block diffusion from the newest blocks of 16 or more, because sums over all queries can hardly move. The number "
-    "of sinks and their share of attention are those of all queries.",
-}
-
-WIDGET = """
-function render({ model, el }) {
-  const frame = document.createElement("iframe");
-  frame.setAttribute("sandbox", "allow-scripts");
-  frame.setAttribute("title", "Explorer of attention sinks");
-  frame.style.cssText = "width: 100%; border: 0; color-scheme: normal;";
-  const size = () => { frame.style.height = `${model.get("height")}px`; };
-  const fill = () => { frame.srcdoc = model.get("page"); };
-  size();
-  fill();
-  model.on("change:height", size);
-  model.on("change:page", fill);
-  el.append(frame);
-  return () => frame.remove();
-}
-export default { render };
-"""
-"""Shows the page in a frame that can run its script and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +70,7 @@ class Explorer:
             raise CallError(NO_WIDGET) from error
 
         class ExplorerWidget(anywidget.AnyWidget):
-            _esm = WIDGET
+            _esm = (ASSETS / "widget.js").read_text(encoding="utf-8")
             page = traitlets.Unicode().tag(sync=True)
             height = traitlets.Int(INLINE_HEIGHT).tag(sync=True)
 
@@ -181,14 +153,13 @@ def explore(
     labels = model_labels([trace.manifest for trace in opened])
     for number, (trace, label, known) in enumerate(zip(opened, labels, theirs, strict=True)):
         expect_steps(trace, "show")
-        hidden = hidden_rules(trace.manifest)
-        label = f"{label}: {', '.join(hidden)}" if hidden else label
+        if hidden := hidden_rules(trace.manifest):
+            label = f"{label}: {', '.join(rule.partition('(')[0] for rule in hidden)}"
         shown.append(add_trace(tiles, number, trace, label, excess, roles if known else None))
     sizes = [", ".join(counted(one[f"{noun}s"], noun) for noun in ("step", "layer", "head")) for one in shown]
     who = " and ".join(f"{one['label']} ({one['kind']}, {size})" for one, size in zip(shown, sizes, strict=True))
     lead = (
-        f"{who}. A sink is a token that receives more than {excess:g} queries’ worth of attention above what the "
-        "others of its head receive on average; the largest is the head’s main sink."
+        f"{who}. A head’s main sink is its largest column that exceeds the others’ mean by {excess:g} queries’ worth."
     )
     notes = []
     for one in shown:
@@ -198,7 +169,7 @@ def explore(
             kept = f"{one['label']}: the trace keeps the {counted(one['kept'], 'largest column')} of each head"
             notes.append(f"{kept}; all other tokens are drawn with the mean of the others.")
     widest = max(highest - lowest for lowest, highest in (one["confidenceRange"] for one in shown))
-    words = WORDS | {
+    words = {
         "Sink (Eq. 3)": f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ "
         "worth.",
         "Exactness": "Statistics, main sinks, moves and swaps are those of the trace. The largest "
@@ -217,8 +188,7 @@ def _pieces(
     Tiles that are ``late`` come behind the script, so that a large page is drawn before it has been read to its end.
     """
     names = ("explorer.html", "explorer.css", *(f"{one}.js" for one in SCRIPTS))
-    folder = files("sinkscope.figures.explorer") / "assets"
-    body, style, *scripts = ((folder / name).read_text(encoding="utf-8") for name in names)
+    body, style, *scripts = ((ASSETS / name).read_text(encoding="utf-8") for name in names)
     script = '"use strict";\n(() => {\n' + "\n".join(scripts) + "\n})();\n"
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style)]
     policy = (

@@ -23,7 +23,6 @@ from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace
-from sinkscope.traces.format import hidden_rules
 from sinkscope.traces.stored_maps import stored_map
 
 STRONGEST = 8
@@ -110,15 +109,20 @@ class Quantity:
         recorded = getattr(trace, self.tensor)
         values = np.asarray(recorded[:, layer])
         if self.tensor == "last_query":
-            return last_query_window(values[:, None], WINDOW)[:, 0]
+            return last_query_window(values[:, None], WINDOW)[:, 0] / newest_queries(len(values))[:, None, None]
         if KV_HEAD in TRACE_AXES[self.tensor] and lacks_key_heads(np.asarray(recorded[-1])):
             return np.stack([by_query_head(one, trace.heads) for one in values])
         return values[:, None] if values.ndim == 2 else values
 
 
+def newest_queries(steps: int) -> Float[np.ndarray, " step"]:
+    """Return how many queries the window of an autoregressive trace holds: fewer than `WINDOW` in its first steps."""
+    return np.minimum(np.arange(steps) + 1, WINDOW).astype(np.float32)
+
+
 SUMS = "queries’ worth"
 QUANTITIES = (
-    Quantity("newest", "last_query", f"attention from the {WINDOW} newest queries", SUMS, 0.001),
+    Quantity("newest", "last_query", f"share of the {WINDOW} newest queries", "of the newest queries’ attention", 1e-3),
     Quantity("newest", "newest_columns", f"attention from {Followed('newest_columns').queries_text}", SUMS, 0.001),
     Quantity("columns", "column_sums", "attention from all queries", SUMS, 0.01),
     Quantity("masked", "column_sums_masked", "attention from masked queries", SUMS, 0.01),
@@ -168,7 +172,6 @@ def add_trace(
         "heads": prompt.heads,
         "positions": positions,
         "promptLength": prompt.canvas.settings.prompt_length,
-        "hidden": hidden_rules(manifest),
         "followed": quantities[0]["name"],
         "threshold": least_column_sum(excess, positions) if columns_add_up(manifest, trace) else 0,
         "quantities": quantities,
@@ -176,7 +179,7 @@ def add_trace(
         "maps": maps,
         "about": provenance(trace),
         **_add_canvas(tiles, prefix, trace, prompt),
-        **_add_sinks(tiles, prefix, prompt, threshold),
+        **_add_sinks(tiles, prefix, trace, prompt, threshold),
         "roles": [] if roles is None else roles.by_head(),
     }
 
@@ -194,8 +197,6 @@ def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) 
     rows = {"tokens": canvas.tokens}
     if canvas.written is not None:  # a position that is masked again is no commit
         rows["written"] = canvas.written if mask is None else np.where(canvas.written == mask, -1, canvas.written)
-    if "predicted" in trace.tensors:
-        rows["predicted"] = np.asarray(trace.predicted[:])
     known = np.unique(np.concatenate([part.ravel() for part in rows.values()]))
     known = known[known >= 0]
     for name, tokens in rows.items():
@@ -215,7 +216,7 @@ def _add_canvas(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary) 
     return {"tokens": [["", ""], *texts], "tokenIds": [-1, *known.tolist()]}
 
 
-def _add_sinks(tiles: Tiles, prefix: str, prompt: PromptSummary, threshold: Threshold) -> dict[str, Any]:
+def _add_sinks(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary, threshold: Threshold) -> dict[str, Any]:
     """Add sinks, main sinks and statistics of heads; return changes of place: step, layer, head, 1 for a swap."""
     main = prompt.main_at(threshold)
     tiles.add(f"{prefix}main", main + 1, delta=True)
@@ -226,13 +227,14 @@ def _add_sinks(tiles: Tiles, prefix: str, prompt: PromptSummary, threshold: Thre
         tiles.add(f"{prefix}sinks/{layer}", rows, delta=True)
         np.add.at(in_heads, (found.step, found.key), 1)
     tiles.add(f"{prefix}sink-heads", in_heads, delta=True)
+    queries = newest_queries(prompt.steps)[:, None, None] if trace.causal else 1
     there, moves = main >= 0, MainMoves.of(main, prompt.is_sink_at(threshold))
     by_head = {
         "moves": moves.moves,
         "swaps": moves.swaps,
         "drift": moves.drift,
         "steps-with": there.sum(axis=0),
-        "strength": np.where(there, prompt.by_step.main_column, np.nan),
+        "strength": np.where(there, prompt.by_step.main_column / queries, np.nan),
         "counts": prompt.counts(threshold),
         "shares": prompt.shares(threshold),
     }

@@ -7,7 +7,7 @@ class MapView {
     this.wanted.addEventListener("change", draw);
     follow(this.drawing, {
       at: (x, y) => this.map && cellAt(this.box, this.map.queries, this.map.keys, x, y),
-      tell: (query, key) => this.tell(query, key),
+      tell: (query, key) => this.map && this.tell(query, key),
       choose: (query, key) => select({ token: key }),
     });
   }
@@ -19,7 +19,7 @@ class MapView {
     const recording = recordings[selection.first],
       { values, keys, step, error } = this.map,
       value = values[query * keys + key];
-    const name = (position) => `${quoted(recording.text(recording.token(step, position)))} (${position})`;
+    const name = (position) => `${quoted(recording.reading(step, position))} (${position})`;
     return `${name(query)} gives ${error && value ? "≈ " : error ? "less than 0.0001, or no, " : ""}${value ? number(value, error ? 3 : 7) : error ? "part" : "0"} of its attention to ${name(key)}`;
   }
   place() {

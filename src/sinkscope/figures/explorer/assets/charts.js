@@ -115,10 +115,10 @@ class Chart {
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
-      for (const digit of [1, 2, 5]) {
+      for (const digit of high / low > 1000 ? [1] : [1, 2, 5]) {
         const value = digit * 10 ** power;
         if (value < low || value > high) continue;
-        pen.fillText(number(value), box.left - 6, y(value));
+        pen.fillText(number(value).replace(".00e+", "e"), box.left - 6, y(value));
         pen.beginPath();
         pen.moveTo(box.left - 3, y(value));
         pen.lineTo(box.left + box.width, y(value));
@@ -185,7 +185,7 @@ function tellMain(recording, step) {
   const about =
     main < 0
       ? "no main sink"
-      : `main sink ${quoted(recording.text(recording.token(step, main)))} at position ${main}, ${told(recording.value(recording.followed, layer, head, step, main), recording.quantity(recording.followed).unit)}`;
+      : `main sink ${place(recording, step, main)}, ${told(recording.value(recording.followed, layer, head, step, main), recording.quantity(recording.followed).unit)}`;
   return `${about}${change ? (change[3] ? "; swapped in this step" : "; moved in this step") : ""}`;
 }
 
@@ -217,7 +217,7 @@ function drawToken(chart) {
   const tellToken = (recording, at) => {
     const one = recording.quantity(quantityOf(recording));
     const found = recording.value(one.name, selection.layer, selection.head, at, position);
-    return `${quoted(recording.text(recording.token(at, position)))} at position ${position}, ${told(found, one.unit)}`;
+    return `${place(recording, at, position)}, ${told(found, one.unit)}`;
   };
   chart.draw(
     `${selection.quantity}|${position}`,
@@ -352,7 +352,7 @@ function listChanges(list) {
           button = document.createElement("button"),
           from = recording.main(step - 1, layer, head),
           to = recording.main(step, layer, head);
-        const name = (at, position) => `${quoted(recording.text(recording.token(at, position)))} ${position}`;
+        const name = (at, position) => `${quoted(recording.reading(at, position))} ${position}`;
         button.type = "button";
         button.dataset.step = step;
         button.textContent = `step ${step} ${swap ? "✕" : "◆"} ${name(step - 1, from)} → ${name(step, to)}`;

@@ -74,6 +74,12 @@ class Recording {
     this.byLayer = new Map();
     this.rolesByHead = new Map(this.roles.map((one) => [one.layer + "." + one.head, one]));
     this.tables = new Map();
+    const moves = this.changes.filter((one) => !one[3]).length,
+      movers = new Set(this.changes.map((one) => one[1] * this.heads + one[2])).size;
+    this.movement = { moves, swaps: this.changes.length - moves, movers };
+    this.hasMask = this.tokens.some(([, kind]) => kind === "mask");
+    this.bytes = this.tokens.map(([label]) => /^␣*(<0x[0-9A-F]{2}>)+$/.test(label) && label.match(/[0-9A-F]{2}(?=>)/g).map((one) => parseInt(one, 16)));
+    this.hasBytes = this.bytes.some(Boolean);
   }
   tile(name) {
     return tile(this.number + "/" + name);
@@ -207,6 +213,59 @@ class Recording {
   }
   text(number) {
     return this.tokens[number]?.[0] ?? "";
+  }
+  // How the token of a place reads; one of several that are the bytes of one character, as this character and a number.
+  reading(step, position, number = this.token(step, position)) {
+    return (this.hasBytes && this.characters(step).get(position)) || this.text(number);
+  }
+  characters(step) {
+    if (this.inBytes?.step === step) return this.inBytes.found;
+    const found = new Map();
+    for (let first = 0; first < this.length(step); first++) {
+      const lead = this.bytes[this.token(step, first)]?.[0] ?? 0,
+        size = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 0,
+        bytes = [];
+      let end = first;
+      while (bytes.length < size && this.bytes[this.token(step, end)]) bytes.push(...this.bytes[this.token(step, end++)]);
+      const character = new TextDecoder().decode(Uint8Array.from(bytes));
+      if (size && bytes.length === size && !character.includes("\ufffd"))
+        for (let place = first; place < end; place++) found.set(place, character + "₁₂₃₄"[place - first]);
+    }
+    if (this.tile("tokens")) this.inBytes = { step, found };
+    return found;
+  }
+  // Which of KINDS the token of a place is, as a number; position −1 is none.
+  kindAt(step, position) {
+    if (position <= 0) return position + 1;
+    const kind = KINDS.indexOf(this.tokens[this.token(step, position)]?.[1]);
+    return kind < 0 ? KINDS.length - 1 : kind;
+  }
+  // The positions of the main sinks of a step, the commonest first: [position, heads, sum of strengths]; null until they are there.
+  mainSinks(step) {
+    const main = this.tile("main"),
+      strength = this.tile("heads/strength"),
+      size = this.layers * this.heads;
+    if (!main || !strength || !this.tile("tokens")) return null;
+    if (this.sinksOfStep?.step !== step) {
+      const found = new Map();
+      for (let at = step * size; at < (step + 1) * size; at++) {
+        if (!main[at]) continue;
+        const row = found.get(main[at]) ?? [main[at] - 1, 0, 0];
+        row[1] += 1;
+        row[2] += strength[at];
+        found.set(main[at], row);
+      }
+      this.sinksOfStep = { step, rows: [...found.values()].sort((one, other) => other[1] - one[1]) };
+    }
+    return this.sinksOfStep.rows;
+  }
+  // The head whose main sink is the strongest of a step.
+  strongestHead(step) {
+    const size = this.layers * this.heads,
+      strength = this.tile("heads/strength")?.subarray(step * size, (step + 1) * size);
+    if (!strength) return null;
+    const best = strength.reduce((best, one, at) => (one > (strength[best] || 0) ? at : best), 0);
+    return { layer: Math.floor(best / this.heads), head: best % this.heads };
   }
   isMasked(step, position) {
     const masked = this.tile("masked");

@@ -1,7 +1,11 @@
-// The quantity of which a difference is drawn: the one chosen, or what both traces have where they show different ones.
-function comparedQuantity(first, second) {
-  const mine = quantityOf(first);
-  return mine === quantityOf(second) ? mine : "columns";
+// Why two traces have no difference that means something, or nothing.
+function incomparable(first, second) {
+  const length = Math.max(first.promptLength, second.promptLength);
+  const id = (one, position) => one.tokenIds[one.token(0, position)];
+  if (first.model !== second.model || first.layers !== second.layers || first.heads !== second.heads) return "the models differ";
+  if (first.promptLength !== second.promptLength || range(length).some((position) => id(first, position) !== id(second, position)))
+    return "the prompts differ";
+  return first.quantity(quantityOf(first)).label === second.quantity(quantityOf(second)).label ? "" : "the quantities differ";
 }
 
 class DifferenceView {
@@ -10,16 +14,16 @@ class DifferenceView {
     this.drawing = new Drawing(section.querySelector(".drawing"), "heat map of the difference");
     follow(this.drawing, {
       at: (x, y) => cellAt(this.drawing.inside, this.steps, this.positions, x, y),
-      tell: (step, position) => this.tell(step, position),
+      tell: (step, position) => shown()[1] && this.tell(step, position),
       choose: (step, token) => select({ step, token }),
     });
   }
   tell(step, position) {
     const { layer, head } = selection,
-      name = comparedQuantity(...shown()),
+      name = quantityOf(shown()[0]),
       found = shown().map((one) => one.value(name, layer, head, step, position));
     const lines = shown().map(
-      (one, place) => `${one.label}: ${quoted(one.text(one.token(step, position)))}, ${told(found[place], one.quantity(name).unit)}`,
+      (one, place) => `${one.label}: ${quoted(one.reading(step, position))}, ${told(found[place], one.quantity(name).unit)}`,
     );
     return [
       `step ${step}, position ${position}`,
@@ -32,19 +36,19 @@ class DifferenceView {
   draw() {
     const [first, second] = shown();
     this.section.hidden = !second;
-    if (!second || !this.drawing.size()) return;
+    if (!second) return;
+    const reason = incomparable(first, second);
+    this.section.querySelectorAll(".drawing, .legend").forEach((one) => (one.hidden = Boolean(reason)));
+    if (reason) this.section.querySelector(".what").textContent = `not drawn: ${reason}`;
+    if (reason || !this.drawing.size()) return;
     const { layer, head } = selection,
-      name = comparedQuantity(first, second),
+      name = quantityOf(first),
       left = first.rows(name, layer, head),
       right = second.rows(name, layer, head);
     this.steps = Math.min(first.steps, second.steps);
     this.positions = Math.min(first.positions, second.positions);
-    const otherwise = shown()
-      .filter((one) => quantityOf(one) !== name)
-      .map((one) => `; ${one.label} shows ${one.quantity(quantityOf(one)).label} above`)
-      .join("");
     this.section.querySelector(".what").textContent =
-      `${first.label} minus ${second.label}: ${first.quantity(name).label}, ${headName(layer, head)}, the same step and position of both${this.sameTokens(first, second) ? "" : "; the two prompts differ, so positions hold other tokens"}${otherwise}`;
+      `${first.label} minus ${second.label}: ${first.quantity(name).label}, ${headName(layer, head)}, the same step and position of both`;
     if (!left || !right) return;
     const at = (rows, step, position) => rows.table[rows.codes[rows.start + step * rows.stride + position]];
     const both = (step, position) => position < Math.min(first.length(step), second.length(step));
@@ -69,16 +73,7 @@ class DifferenceView {
     const pen = this.drawing.pen(this.drawing.marks),
       box = this.drawing.inside,
       tall = box.height / this.steps;
-    pen.strokeStyle = colour("swap");
-    pen.lineWidth = 2;
     if (selection.step < this.steps)
-      pen.strokeRect(box.left - 1, box.top + selection.step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
-  }
-  sameTokens(first, second) {
-    const length = Math.min(first.promptLength, second.promptLength);
-    return (
-      first.promptLength === second.promptLength &&
-      range(length).every((position) => first.tokenIds[first.token(0, position)] === second.tokenIds[second.token(0, position)])
-    );
+      frameOnMap(pen, box.left - 1, box.top + selection.step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
   }
 }

@@ -1,6 +1,9 @@
 // Colours, canvases, axes and the tip that tells numbers: what all drawings share.
 // magma (Smith and van der Walt, CC0), its darkest end raised to the ground of the page: its lightness rises all the way, so that colour-blind readers and grey prints show the same order.
 const MAGMA = ["17131f", "221250", "440f76", "721f81", "9e2f7f", "cd4071", "f1605d", "fd9668", "feca8d", "fcfdbf"];
+// The kinds of main sinks, in colours that colour-blind readers tell apart (Okabe and Ito's).
+const KINDS = ["none", "first token", "special", "newline", "white space", "punctuation", "mask", "content"];
+const KIND_COLOURS = ["0072b2", "56b4e9", "e69f00", "f0e442", "009e73", "cc79a7", "d55e00"];
 const UPWARD = ["0b5cad", "3d86cf", "86b6e3", "c5dcf1", "f4f3f0", "f8d9c2", "eea877", "d4702c", "9c3f05"];
 const UPWARD_DARK = ["8cc4ff", "4f95dc", "2b669f", "1c3f61", "1b1b20", "553217", "93511d", "d67b2e", "ffb877"];
 
@@ -34,11 +37,37 @@ const RAMPS = {
   light: ramp(["fffef8", ...MAGMA.slice(1, -1).reverse(), "08040f"]),
   difference: ramp(UPWARD),
   darkDifference: ramp(UPWARD_DARK),
+  kinds: ramp(["e6e3dd", ...KIND_COLOURS], KINDS.length),
+  darkKinds: ramp(["2b2b33", ...KIND_COLOURS], KINDS.length),
 };
 const heatRamp = () => (dark() ? RAMPS.dark : RAMPS.light);
 const differenceRamp = () => (dark() ? RAMPS.darkDifference : RAMPS.difference);
+const kindRamp = () => (dark() ? RAMPS.darkKinds : RAMPS.kinds);
 const cssOf = (table, number) => `rgb(${table[number * 3]},${table[number * 3 + 1]},${table[number * 3 + 2]})`;
-const isBright = (table, number) => 0.299 * table[number * 3] + 0.587 * table[number * 3 + 1] + 0.114 * table[number * 3 + 2] > 140;
+// Black or white, whichever is easier to read on a colour: one of them has a contrast of 4.58 or more (WCAG 2).
+function inkOn(table, number) {
+  const [red, green, blue] = [0, 1, 2].map((part) => {
+    const value = table[number * 3 + part] / 255;
+    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
+}
+// Strokes a line that is seen on every colour of a map: black and white, one within the other.
+function strokeOnMap(pen, width, dash = []) {
+  pen.strokeStyle = colour("casing");
+  pen.lineWidth = width + 2;
+  pen.stroke();
+  pen.strokeStyle = colour("mark");
+  pen.lineWidth = width;
+  pen.setLineDash(dash);
+  pen.stroke();
+  pen.setLineDash([]);
+}
+function frameOnMap(pen, ...box) {
+  pen.beginPath();
+  pen.rect(...box);
+  strokeOnMap(pen, 2);
+}
 
 function number(value, digits = 4) {
   if (value === null || Number.isNaN(value)) return "–";
@@ -52,7 +81,7 @@ function number(value, digits = 4) {
 const known = (found) => (!found || (found.gaps && found.below) ? NaN : found.value);
 // A number with how exact it is: the stored float32, or one decoded from a byte.
 function told(found, unit) {
-  if (!found) return "–";
+  if (!found) return "…";
   if (found.exact) return `${number(found.value, 7)} ${unit}`;
   if (found.below)
     return found.sparse
@@ -249,14 +278,19 @@ function legendBar(place, table, left, right, unit) {
 }
 
 const tip = document.getElementById("tip");
-function showTip(event, text) {
-  tip.textContent = text;
-  tip.hidden = false;
+let tellAgain = null; // what is pointed at, told again when more of the data is there
+function showTip(event, tell, paint) {
+  const [words, sheet] = tip.children;
+  tellAgain = () => showTip(event, tell, paint);
+  words.textContent = tell() || "";
+  tip.hidden = !words.textContent;
+  sheet.hidden = !paint?.(sheet);
   const { width, height } = tip.getBoundingClientRect();
   tip.style.left = Math.max(4, Math.min(innerWidth - width - 4, event.clientX + 14)) + "px";
   tip.style.top = (event.clientY + height + 24 > innerHeight ? event.clientY - height - 12 : event.clientY + 16) + "px";
 }
 function hideTip() {
+  tellAgain = null;
   tip.hidden = true;
 }
 
@@ -268,16 +302,20 @@ function cellAt(box, rows, columns, x, y) {
 }
 
 // Tells of the place under the pointer; a click or a drag chooses it. `at` turns pixels of the drawing into a place, or null.
-function follow(drawing, { at, tell, choose }) {
+function follow(drawing, { at, tell, choose, paint }) {
   const placeOf = (event) => {
     const corner = drawing.place.getBoundingClientRect();
     return at(event.clientX - corner.left, event.clientY - corner.top);
   };
   drawing.place.addEventListener("pointermove", (event) => {
-    const place = placeOf(event),
-      text = place && tell(...place);
+    const place = placeOf(event);
     if (place && event.buttons & 1) choose(...place);
-    if (text) showTip(event, text);
+    if (place)
+      showTip(
+        event,
+        () => tell(...place),
+        paint && ((sheet) => paint(sheet, ...place)),
+      );
     else hideTip();
   });
   drawing.place.addEventListener("pointerleave", hideTip);

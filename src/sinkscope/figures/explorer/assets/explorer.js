@@ -14,8 +14,14 @@ let waiting = 0;
 function draw() {
   if (!waiting) waiting = requestAnimationFrame(drawNow);
 }
+let opening = false; // until the strongest head of the step is known and shown
 function drawNow() {
   waiting = 0;
+  const strongest = opening && recordings[selection.first].strongestHead(stepOf(recordings[selection.first]));
+  if (strongest) {
+    opening = false;
+    Object.assign(selection, strongest);
+  }
   arrange();
   drawControls();
   for (const recording of shown()) traceViews.get(recording).draw();
@@ -27,6 +33,8 @@ function drawNow() {
   difference.draw();
   map.draw();
   tellStory();
+  tellHeadline();
+  tellAgain?.();
 }
 whenLoaded = draw;
 onProblem = (text) => {
@@ -108,7 +116,7 @@ function tellStory() {
     const where = sinks
       .map(
         ([position, heads]) =>
-          `${quoted(recording.text(recording.token(step, position)))} at position ${position} (${counted(heads, "head")})`,
+          `${place(recording, step, position)} (${counted(heads, "head")})`,
       )
       .join(", ");
     text = `Step ${step}, ${headName(layer, head)}: ${where ? `the commonest sinks are ${where}, of ${counted(layer < 0 ? recording.layers * recording.heads : recording.heads, "head")}.` : "no head has a sink."}`;
@@ -129,13 +137,36 @@ function tellStory() {
       `Step ${step}, ${headName(layer, head)}${role ? ` (${role.role})` : ""}: ` +
       (main < 0
         ? "no token is a sink."
-        : `the main sink is ${place(recording, step, main)}, with ${found ? number(found.value, 4) : "…"} queries’ worth of attention.${how}`) +
+        : `the main sink is ${place(recording, step, main)}, with ${found ? number(found.value, 4) : "…"} ${recording.quantity(recording.followed).unit}.${how}`) +
       ` Over ${counted(recording.steps, "step")} it ${moves + swaps ? `moves ${times(moves)} and swaps ${times(swaps)}` : "neither moves nor swaps"}.`;
   }
   byId("sentence").setAttribute("aria-live", playing ? "off" : "polite");
   if (byId("sentence").textContent !== text) byId("sentence").textContent = text;
 }
-const place = (recording, step, position) => `${quoted(recording.text(recording.token(step, position)))} at position ${position}`;
+// Which token is the main sink, in how many heads, and whether it moves.
+function tellHeadline() {
+  const lines = shown().map((recording) => {
+    const step = stepOf(recording),
+      rows = recording.mainSinks(step),
+      heads = recording.layers * recording.heads,
+      when = step === recording.steps - 1 ? "the last step" : `step ${step}`;
+    if (!rows) return byId("headline").textContent;
+    const [first] = rows;
+    const who = first
+      ? `${quoted(recording.reading(step, first[0]))}, position ${first[0]}, is the main sink of ${first[1]} of ${counted(heads, "head")} in ${when}.`
+      : `No head has a sink in ${when}.`;
+    const { moves, swaps, movers } = recording.movement;
+    const how = movers
+      ? `Over ${counted(recording.steps, "step")} main sinks move ${times(moves)} and swap ${times(swaps)}, in ${counted(movers, "head")}.`
+      : first
+        ? `No main sink moves in ${counted(recording.steps, "step")}.`
+        : "";
+    return `${shown().length > 1 ? `${recording.label}: ` : ""}${who} ${how}`;
+  });
+  const text = lines.join("\n");
+  if (byId("headline").textContent !== text) byId("headline").textContent = text;
+}
+const place = (recording, step, position) => `${quoted(recording.reading(step, position))} at position ${position}`;
 const times = (count) => (count === 0 ? "never" : count === 1 ? "once" : count === 2 ? "twice" : `${count} times`);
 
 // Playing
@@ -248,9 +279,9 @@ function definitions(place, rows) {
 function start() {
   document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   byId("lead").textContent = page.lead;
-  const [layer, head] = mostMoving(recordings[0]);
-  Object.assign(selection, { layer, head, second: recordings.length > 1 ? 1 : -1 });
+  Object.assign(selection, { layer: -1, head: -1, step: Infinity, second: recordings.length > 1 ? 1 : -1 });
   readAddress();
+  opening = !/layer=|head=/.test(location.hash);
   if (page.notes.length) onProblem(page.notes.join(" "));
   definitions(byId("words"), [
     ...page.words,

@@ -1,5 +1,5 @@
 // The one selection that all views show and change, kept in the address of the page.
-const selection = { first: 0, second: -1, step: 0, layer: 0, head: 0, token: -1, quantity: "", statistic: "moves", scale: "linear" };
+const selection = { first: 0, second: -1, step: 0, layer: 0, head: 0, token: -1, quantity: "", statistic: "strength", scale: "linear" };
 const TEXTS = new Set(["quantity", "statistic", "scale"]);
 const recordings = page.traces.map((_, number) => new Recording(number));
 
@@ -32,7 +32,7 @@ function keepInRange() {
   selection.token = between(selection.token, -1, recording.positions - 1);
   if (!recording.quantities.some((one) => one.name === selection.quantity)) selection.quantity = recording.followed;
   if (selection.scale !== "log") selection.scale = "linear";
-  if (!(selection.statistic in STATISTICS)) selection.statistic = "moves";
+  if (!(selection.statistic in STATISTICS)) selection.statistic = "strength";
 }
 
 let addressTimer = 0;

@@ -17,7 +17,8 @@ class TraceView {
     this.root.querySelector(".label").textContent = recording.label;
     this.tokens = this.root.querySelector(".tokens");
     this.heat = new Drawing(this.root.querySelector(".heat"), "heat map of attention over steps and positions");
-    this.heads = new HeadsView(this.root, recording);
+    this.grids = [new ModelView(this.root.querySelector(".model-view"), recording), new HeadsView(this.root.querySelector(".heads-view"), recording)];
+    this.root.querySelector(".only-masks").hidden = !recording.hasMask;
     this.makeTokens();
     follow(this.heat, {
       at: (x, y) => cellAt(this.heat.inside, recording.steps, recording.positions, x, y),
@@ -46,7 +47,7 @@ class TraceView {
       if (positionOf(event)) select({ token: Number(positionOf(event)) });
     });
     this.tokens.addEventListener("pointermove", (event) => {
-      if (positionOf(event)) showTip(event, this.tellToken(stepOf(this.recording), Number(positionOf(event))));
+      if (positionOf(event)) showTip(event, () => this.tellToken(stepOf(this.recording), Number(positionOf(event))));
       else hideTip();
     });
     this.tokens.addEventListener("pointerleave", hideTip);
@@ -59,7 +60,7 @@ class TraceView {
     const written = recording.writtenIn(step, position),
       masked = recording.isMasked(step, position);
     const state = position < recording.promptLength ? "prompt" : masked ? "masked" : "written before";
-    const lines = [`${quoted(recording.text(recording.token(step, position)))} at position ${position}, step ${step}: ${state}`];
+    const lines = [`${place(recording, step, position)}, step ${step}: ${state}`];
     lines.push(`${quantity.label}: ${told(recording.value(quantity.name, layer, head, step, position), quantity.unit)}`);
     const heads = recording.sinks(layer, head, step).get(position);
     if (head >= 0 && recording.main(step, layer, head) === position)
@@ -99,17 +100,17 @@ class TraceView {
       ]
         .filter(Boolean)
         .join(" ");
-      const state = `${there}|${text}|${shade}|${kinds}|${dark()}`;
+      const label = written || !inside ? recording.text(text) : recording.reading(step, position, text);
+      const state = `${there}|${label}|${shade}|${kinds}|${dark()}`;
       if (this.states[position] === state) continue;
       this.states[position] = state;
       span.hidden = !there;
       span.className = kinds;
-      const label = recording.text(text);
       const bare = masked ? "·" : label.replaceAll("␣", "") || "␣";
       if (span.textContent !== bare) span.textContent = bare;
       this.breakAfter(position, label === "↵");
       span.style.background = shade ? cssOf(table, shade) : "";
-      span.style.color = shade ? (isBright(table, shade) ? "#111" : "#fff") : "";
+      span.style.color = shade ? inkOn(table, shade) : "";
       span.setAttribute("aria-selected", position === token);
       if (position === token || position === main)
         span.setAttribute("aria-label", `${masked ? "masked" : label}, position ${position}${kinds.includes("main") ? ", main sink" : ""}`);
@@ -119,7 +120,7 @@ class TraceView {
     this.tokens.setAttribute("aria-activedescendant", token >= 0 ? `token-${recording.number}-${token}` : "");
     const of = this.root.querySelector(".canvas-view .what");
     const left = Array.from({ length }, (_, position) => recording.isMasked(step, position)).filter(Boolean).length;
-    of.textContent = `step ${step}: ${counted(length, "token")}, ${left} masked; shaded by ${recording.quantity(quantityOf(recording)).label}, ${headName(recording.clampLayer(layer), recording.clampHead(head))}`;
+    of.textContent = `step ${step}: ${counted(length, "token")}${recording.hasMask ? ", " : "; "}${recording.hasMask ? `${left} masked; ` : ""}shaded by ${recording.quantity(quantityOf(recording)).label}, ${headName(recording.clampLayer(layer), recording.clampHead(head))}`;
   }
   // Scrolls the canvas, never the page, to a token.
   keepInSight(position) {
@@ -195,24 +196,17 @@ class TraceView {
       wide = box.width / recording.positions;
     const x = (position) => box.left + (position + 0.5) * wide,
       y = (at) => box.top + (at + 0.5) * tall;
-    pen.strokeStyle = colour("ink");
-    pen.setLineDash([4, 4]);
-    pen.globalAlpha = 0.6;
     if (recording.promptLength) {
       const at = box.left + recording.promptLength * wide;
       pen.beginPath();
       pen.moveTo(at, box.top);
       pen.lineTo(at, box.top + box.height);
-      pen.stroke();
+      strokeOnMap(pen, 1, [4, 4]);
     }
-    pen.setLineDash([]);
-    pen.globalAlpha = 1;
     this.drawCommits(pen, x, y);
     if (layer >= 0) {
       const mine = recording.clampHead(head),
         owners = head >= 0 ? [mine] : Array.from({ length: recording.heads }, (_, one) => one);
-      pen.strokeStyle = colour("accent");
-      pen.fillStyle = colour("accent");
       for (const owner of owners) this.drawTrack(pen, owner, x, y, tall, head >= 0);
     }
     this.root.querySelector(".heat-view .marks").textContent =
@@ -230,29 +224,26 @@ class TraceView {
       pen = this.heat.pen(this.heat.marks);
     const tall = box.height / recording.steps,
       wide = box.width / recording.positions;
-    pen.strokeStyle = colour("swap");
-    pen.lineWidth = Math.max(1.5, Math.min(3, tall));
-    pen.strokeRect(box.left - 1, box.top + step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
+    frameOnMap(pen, box.left - 1, box.top + step * tall - 0.5, box.width + 2, Math.max(2, tall + 1));
     if (token < 0 || token >= recording.positions) return;
-    pen.strokeStyle = colour("ink");
-    pen.lineWidth = 1;
-    pen.setLineDash([2, 3]);
-    pen.strokeRect(box.left + token * wide - 1, box.top, Math.max(2, wide + 2), box.height);
-    pen.setLineDash([]);
+    pen.beginPath();
+    pen.rect(box.left + token * wide - 1, box.top, Math.max(2, wide + 2), box.height);
+    strokeOnMap(pen, 1, [2, 3]);
   }
   drawCommits(pen, x, y) {
-    pen.fillStyle = colour("soft");
+    pen.fillStyle = colour("mark");
+    pen.strokeStyle = colour("casing");
     for (const [step, position] of this.recording.commits()) {
       if (position >= this.recording.positions) continue;
       pen.beginPath();
       pen.arc(x(position), y(step), 1.6, 0, 7);
+      pen.stroke();
       pen.fill();
     }
   }
   drawTrack(pen, head, x, y, tall, alone) {
     const { recording } = this,
       layer = recording.clampLayer(selection.layer);
-    pen.lineWidth = alone ? 2.5 : 1.2;
     pen.beginPath();
     for (let step = 0; step < recording.steps; step++) {
       const main = recording.main(step, layer, head);
@@ -260,21 +251,17 @@ class TraceView {
       pen.moveTo(x(main), y(step) - tall / 2);
       pen.lineTo(x(main), y(step) + tall / 2);
     }
-    pen.stroke();
+    strokeOnMap(pen, alone ? 2 : 1.2);
     if (!alone) return;
     for (const [step, , , swap] of recording.changesOf(layer, head)) {
       const from = recording.main(step - 1, layer, head),
         to = recording.main(step, layer, head),
         at = y(step) - tall / 2;
-      pen.lineWidth = 1.2;
-      pen.setLineDash(swap ? [3, 3] : []);
       pen.beginPath();
       pen.moveTo(x(from), at);
       pen.lineTo(x(to), at);
-      pen.stroke();
-      pen.setLineDash([]);
-      pen.lineWidth = 1.6;
-      changeMark(pen, x(to), at, swap);
+      strokeOnMap(pen, 1.2, swap ? [3, 3] : []);
+      changeMark(pen, x(to), at, swap, true);
     }
   }
 
@@ -290,19 +277,20 @@ class TraceView {
     }
     this.drawTokens(rows, this.shades ?? new Uint8Array(256));
     this.drawHeat(rows, this.shades, range);
-    this.heads.draw();
+    for (const one of this.grids) one.draw();
   }
 }
 
 // A diamond for a move, a cross for a swap: told apart without colour.
-function changeMark(pen, x, y, swap) {
+function changeMark(pen, x, y, swap, onMap = false) {
+  const stroke = () => (onMap ? strokeOnMap(pen, 1.6) : pen.stroke());
   pen.beginPath();
   if (swap) {
     pen.moveTo(x - 4, y - 4);
     pen.lineTo(x + 4, y + 4);
     pen.moveTo(x + 4, y - 4);
     pen.lineTo(x - 4, y + 4);
-    pen.stroke();
+    stroke();
     return;
   }
   pen.moveTo(x, y - 5);
@@ -310,5 +298,7 @@ function changeMark(pen, x, y, swap) {
   pen.lineTo(x, y + 5);
   pen.lineTo(x - 5, y);
   pen.closePath();
+  if (onMap) stroke();
+  pen.fillStyle = pen.strokeStyle;
   pen.fill();
 }
