@@ -23,9 +23,9 @@ from sinkscope.lab.nulls import (
     draw_prompt,
     null_tokenizer,
 )
-from sinkscope.lab.objectives import next_token_loss
 from sinkscope.lab.prompts import problem_prompt, problem_prompts
 from sinkscope.lab.recipes import RECIPES
+from sinkscope.lab.training import next_token_loss
 
 
 def texts(canvases):

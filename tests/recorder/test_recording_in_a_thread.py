@@ -63,7 +63,10 @@ def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, d
     handle = spoiled.q_proj.register_forward_hook(spoil)
     try:
         with (
-            pytest.raises(AttentionError, match=r"of step 2 .* NaN first in layer model\.layers\.1\.self_attn, head 1"),
+            pytest.raises(
+                AttentionError,
+                match=r"in step 2, found NaN in the attention, first in layer model\.layers\.1\.self_attn, head 1",
+            ),
             sinkscope.recording(diffusion, out=tmp_path / "trace"),
         ):
             sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)

@@ -36,7 +36,7 @@ ADVICE = "make the corpus again"
 
 @dataclass(frozen=True)
 class Document:
-    """A text to learn. ``prompt`` precedes it and is never masked."""
+    """A text to learn, and a prompt before it, which is never masked."""
 
     prompt: str
     text: str
@@ -177,13 +177,11 @@ def make_corpus(
 ) -> Path:
     """Write a corpus into a new or empty folder, which holds nothing until it is complete.
 
-    At least one text must be held out, and none may hold a special token. The tokenizer is byte-level BPE of so many
-    tokens, at most 65,536; ``source`` stands in the manifest.
+    Some texts must be held out, and none may hold a special token (CallError). The tokenizer is byte-level BPE of so
+    many tokens, at most 65,536; ``source`` stands in the manifest.
     """
     texts = list(texts)
     training = [text for text in texts if not text.held_out]
-    if len(training) in (0, len(texts)):
-        raise CallError(f"expected documents to train on and to hold out, found {len(texts)} documents of one kind")
     for text in texts:
         if special := next((token for token in (BOS, EOS, MASK) if token in text.text), None):
             raise CallError(f"{text.title!r}: expected text without special tokens, found {special!r}; take it out")
@@ -230,9 +228,6 @@ def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None
     """Return a function (seed, update) → batch of ``tokens // length`` windows; of held-out text where the update is
     negative. ``bos_id`` stands first in every window; None puts text there.
     """
-    shortest = min(len(corpus.train), len(corpus.held_out))
-    if shortest <= length:
-        raise TrainingError(f"{corpus.folder}: expected more than {length} tokens in each file, found {shortest}")
     text = length if bos_id is None else length - 1
 
     def draw(seed: int, update: int) -> Canvases:

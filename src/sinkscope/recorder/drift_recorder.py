@@ -31,9 +31,9 @@ from sinkscope.attention import (
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import SameWeights
+from sinkscope.recorder.destinations import expect_one_setting, settings_of
 from sinkscope.recorder.step_recorder import plain_values
 from sinkscope.runs.files import with_checksum, write_whole
-from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
@@ -78,15 +78,10 @@ class DriftRecorder(Watcher):
         self._weights.check("keep='drift' adds up prompts of one network")
         session = current_session(self.model.network)
         hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
-        hidden = [plain_values(one.describe(0)).get("rules") for one in hiders]
-        mine, first = (
-            {"sampler": {name: value for name, value in one.items() if name != "seed"}, "hide": rules}
-            for one, rules in ((sampler, hidden), (self.sampler, self.hidden))
-        )
-        if self.sums and (other := next(differences(first, mine), None)) is not None:
-            change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-            raise CallError(f"keep='drift' adds up prompts of one setting: {change}; use a folder for each setting")
-        self.sampler, self.hidden = sampler, hidden
+        mine = settings_of(sampler, [plain_values(one.describe(0)) for one in hiders])
+        if self.sums:
+            expect_one_setting("drift", settings_of(self.sampler, [{"rules": one} for one in self.hidden]), mine)
+        self.sampler, self.hidden = sampler, mine["hide"]
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
         self._sums = torch.zeros(shape, dtype=torch.float64, device="cpu")

@@ -12,12 +12,12 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,13 +38,13 @@ from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import SameWeights, were_changed
 from sinkscope.recorder.async_writer import AsyncWriter
+from sinkscope.recorder.destinations import Destination, StepWriter
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
     PartStep,
     StackPart,
     canvas_after,
     check_numbers,
-    head_counts,
     in_batch,
     join_devices,
     layer_tensors,
@@ -58,31 +58,6 @@ RESULT = ("written", "predicted", "confidence")
 """Tensors of a `StepContext` and of a `StepResult` that are brought to the host."""
 MOST_HELD = 256 << 20
 """Bytes that the prompts of a batch may keep in memory, all together, before their parts of a trace are closed."""
-
-
-class StepWriter(Protocol):
-    """Takes the steps of one prompt, in order, as a `TraceWriter` does; ``held`` are bytes that wait in memory."""
-
-    held: int
-
-    def add(self, step: dict[str, np.ndarray]) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def describe(self, **more: Any) -> None: ...
-
-    def close(self, complete: bool, **more: Any) -> None: ...
-
-
-class Destination(Protocol):
-    """Makes the writers of a recording, at a level of detail; ``folders`` are those of the traces so far."""
-
-    level: str
-    folders: tuple[Path, ...]
-
-    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
-        """Return a writer for each prompt; ``several`` is whether the generation makes more than one trace."""
-        ...
 
 
 @dataclass(eq=False)
@@ -186,10 +161,9 @@ class Recorder(Watcher):
         queries = call.query.shape[2]
         behind = causal and not call.crossing and queries < call.keys
         if behind and call.stack not in self._last_contexts:
-            raise AttentionError(
-                f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of "
-                f"{call.keys}; fill the cache inside recording, and begin each text with an empty one"
-            )
+            found = f"a cache that holds {call.keys - queries} of {call.keys}"
+            advice = "fill the cache inside recording, and begin each text with an empty one"
+            raise AttentionError(f"expected a recording from the first token on, found {found}; {advice}")
         norms = self._projections.key_norms(call, queries if behind else None)
         return layer_tensors(call, columns, self.groups, norms)
 
@@ -204,10 +178,8 @@ class Recorder(Watcher):
             if part not in self._prompts:
                 self._prompts[part], self._layers[part] = self._open(part, step, start, measured), list(measured)
             if self._layers[part] != list(measured):
-                raise AttentionError(
-                    f"expected the layers of the first step in every step ({', '.join(self._layers[part])}), found "
-                    f"{', '.join(measured)}"
-                )
+                first = ", ".join(self._layers[part])
+                raise AttentionError(f"expected the layers of the first step, {first}, found {', '.join(measured)}")
             blocks = step.context.final_queries is not None
             try:
                 stacked = stack_layers(layers, step.causal, blocks)
@@ -253,9 +225,7 @@ class Recorder(Watcher):
 
     def end_generation(self, failed: bool) -> None:
         """Close the traces once every step has arrived; the manifest of one that was given up says ``complete: false``.
-
-        Raises:
-            AttentionError: a step whose attention is not a number.
+        Raise AttentionError for a step whose attention is not a number.
         """
         prompts, self._prompts = self._prompts, {}
         error: BaseException | None = None
@@ -281,7 +251,7 @@ class Recorder(Watcher):
         context, session = step.context, current_session(self.network)
         several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
         lengths = context.prompt_lengths or start.prompt_lengths
-        heads, kv_heads = head_counts(list(measured.values()))
+        heads = next(iter(measured.values()))["sums"].shape[1]
         manifests = []
         for number in range(len(start.prompt_lengths)):
             row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
@@ -301,7 +271,7 @@ class Recorder(Watcher):
                     **self._vocabulary(context.tokens[row].tolist()),
                     "layers": list(measured),
                     "heads": heads,
-                    "kv_heads": kv_heads,
+                    "kv_heads": max(layer["value_norms"].shape[1] for layer in measured.values()),
                     "eos_id": self._eos_id,
                     "level": self.destination.level,
                     "hidden": self._hidden(number),

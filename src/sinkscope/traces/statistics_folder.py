@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import UNFINISHED, checksum_of, compare_checksum, compare_sealed, read_json_object, sealed
 from sinkscope.runs.folder import CLAIM, difference_in_words, exclusive, first_difference, item_path, made_folder
-from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, check_fields, write_manifest, write_whole
+from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 RUN = "run"  # in the metadata of tensors: the sha256 of their run's identity
@@ -48,7 +48,7 @@ class StatisticsFolder:
         self.folder, self.expected, self._merge = folder, expected, merge
         self.identity = json.loads(json.dumps(identity))
         begun = self._check()  # before anything is made in a folder that may be somebody else's
-        with made_folder(folder, TraceError), made_folder(folder / ITEMS, TraceError):
+        with made_folder(folder / ITEMS):
             pass
         if not begun:
             with exclusive(folder / LOCK, TraceError):
@@ -145,8 +145,7 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     """Return the manifest of a folder of statistics; raise TraceError for a missing or damaged one."""
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
-    check_fields(manifest, {"format": int, "run": dict, "level": str}, path)
-    if manifest["format"] != FORMAT or manifest["level"] != "statistics" or "expected" not in manifest:
+    if (manifest.get("format"), manifest.get("level")) != (FORMAT, "statistics"):
         raise TraceError(f"{path}: expected statistics of format {FORMAT}; record them again")
     if verify:
         compare_checksum(manifest, path, TraceError)
@@ -177,12 +176,9 @@ def _read(path: Path, identity: dict[str, Any], verify: bool = True) -> tuple[Ar
     """Return the arrays and the metadata of a file of statistics, which must be of the run with this identity."""
     if verify:
         compare_sealed(path, TraceError)
-    try:
-        with safe_open(path, framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise TraceError(f"{path}: {error}; the file is damaged") from error
+    with safe_open(path, framework="np") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+        metadata = file.metadata() or {}
     if metadata.get(RUN) != checksum_of(identity):
         raise TraceError(f"{path}: expected the run that its manifest names, found another; put its own file back")
     return arrays, metadata

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from sinkscope.axes import KEY, TRACE_AXES
-from sinkscope.traces.format import DTYPES
-from sinkscope.traces.part_files import Part, widen
+from sinkscope.traces.format import DTYPES, Part, widen
 
 _REDUCTIONS = ("all", "any", "argmax", "argmin", "max", "mean", "min", "std", "sum", "var")
 TOPPED = ("column_sums", "last_query", "newest_columns")
@@ -44,10 +43,8 @@ class LazyArray(ABC):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype)
 
-    def __eq__(self, other: object) -> bool:
-        if other is None or isinstance(other, LazyArray):
-            return self is other
-        raise TypeError(f"to compare the numbers of {self.name}, load it first: trace.{self.name}[:] == …")
+    def __eq__(self, other: object) -> Any:
+        return self is other if other is None or isinstance(other, LazyArray) else self[:] == other
 
     __hash__ = object.__hash__
 
@@ -106,12 +103,9 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
     index = index if isinstance(index, tuple) else (index,)
     if (at := next((number for number, one in enumerate(index) if one is Ellipsis), None)) is not None:
         index = (*index[:at], *([slice(None)] * (len(axes) - len(index) + 1)), *index[at + 1 :])
-    if len(index) > len(axes):
-        raise IndexError(f"{name} has axes {', '.join(axes)}; found {len(index)} indices")
-    if any(not isinstance(one, int | np.integer | slice) for one in index):
-        raise IndexError(
-            f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]"
-        )
+    if len(index) > len(axes) or any(not isinstance(one, int | np.integer | slice) for one in index):
+        takes = f"takes whole numbers and slices of {', '.join(axes)}"
+        raise IndexError(f"{name} {takes}; for anything else load it first: trace.{name}[:][...]")
     return index or (slice(None),)
 
 

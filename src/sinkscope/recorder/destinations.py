@@ -1,24 +1,62 @@
-"""Records statistics only: every step is counted into the summary of its prompt, and no column is stored."""
+"""Where the steps of a recording go: into a trace for each prompt, or into the statistics of all prompts.
+
+A destination makes a writer for each prompt, which takes its steps in order.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sinkscope.errors import CallError
-from sinkscope.recorder.step_recorder import StepWriter
 from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.statistics import PromptSettings, Summary
+from sinkscope.traces import TraceWriter, claim_folder
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
+from sinkscope.traces.trace_array import keep_top
 
 ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "kv_heads")
 ABOUT += ("device", "dtype", "versions")
 """Keys of a prompt's manifest that are the same for all prompts of a run."""
 
 
+class TraceFolders:
+    """Writes a trace for each prompt: in the folder itself if it stays the only one, else in numbered folders within.
+
+    Args:
+        out: an empty folder.
+        numbered: numbers also the only trace.
+        top: how many of the largest columns of each head are kept; None keeps all.
+    """
+
+    def __init__(self, out: Path, numbered: bool = False, top: int | None = None) -> None:
+        self.out, self.numbered = out, numbered
+        self.level = "columns" if top is None else "top"
+        self.folders: tuple[Path, ...] = ()
+        self._reduce = None if top is None else partial(keep_top, count=top)
+        self._first: TraceWriter | None = None
+
+    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[TraceWriter]:
+        """Return a writer for each prompt; ``several`` is whether the generation makes more than one trace."""
+        if self._first is not None and self.folders == (self.out,):  # a second trace makes the first a numbered one
+            self.folders = (self.out / "000000",)
+            self._first.move(*self.folders)
+        writers = []
+        for manifest in manifests:
+            alone = not several and not self.folders and not self.numbered
+            folder = self.out if alone else self.out / f"{len(self.folders):06d}"
+            if not alone:
+                claim_folder(folder)
+            writers.append(TraceWriter(folder, manifest, self._reduce))
+            self.folders += (folder,)
+            self._first = self._first or writers[0]
+        return writers
+
+
 class PromptCounter:
-    """Counts the steps of one prompt, and adds them to the folder when the prompt is complete."""
+    """Counts the steps of one prompt, and adds them to the statistics when the prompt is complete."""
 
     held = 0  # a step is counted at once
 
@@ -77,39 +115,45 @@ class StatisticsDestination:
         """Whether a prompt of this recording was the last one that the folder waited for."""
         return any(one.completed_the_folder for one in self._counters)
 
-    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
+    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[PromptCounter]:
         for manifest in manifests:
             stack = (manifest["stack"], manifest["attends_to"])
             if self._stack not in (None, stack):
-                raise CallError(
-                    "keep='statistics' counts one stack of layers, found a second one "
-                    f"({manifest['stack'] or manifest['model']['name']}); use keep='columns'"
-                )
+                name = manifest["stack"] or manifest["model"]["name"]
+                what = f"keep='statistics' counts one stack of layers, found a second one ({name})"
+                raise CallError(f"{what}; use keep='columns'")
             self._stack = stack
-            counted = [one.manifest for one in self._counters if one.counted]
-            if counted:
+            if counted := [one.manifest for one in self._counters if one.counted]:
                 _refuse_other(counted, manifest)
         counters = [PromptCounter(self.folder, self._indices, manifest, self.excess) for manifest in manifests]
         self._counters += counters
-        return list(counters)
+        return counters
+
+
+StepWriter = TraceWriter | PromptCounter
+Destination = TraceFolders | StatisticsDestination
 
 
 def _refuse_other(counted: list[dict[str, Any]], manifest: Mapping[str, Any]) -> None:
     """Refuse a prompt of other settings than the first one's, and one that was counted before with its seed."""
-    other = next(differences(_settings_of(counted[0]), _settings_of(manifest)), None)
-    if other is not None:
-        change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-        raise CallError(f"keep='statistics' counts prompts of one setting: {change}; use a folder for each setting")
+    expect_one_setting("statistics", *(settings_of(one["sampler"], one["hidden"]) for one in (counted[0], manifest)))
     prompt = manifest["prompt"], manifest["seed"]
     if None not in prompt and any((one["prompt"], one["seed"]) == prompt for one in counted):
-        raise CallError(
-            f"keep='statistics' counts each prompt once, found {prompt[0]!r} again; leave it out, or use another seed"
-        )
+        what = f"keep='statistics' counts each prompt once, found {prompt[0]!r} again"
+        raise CallError(f"{what}; leave it out, or use another seed")
 
 
-def _settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    sampler = {name: value for name, value in manifest["sampler"].items() if name != "seed"}
-    return {"sampler": sampler, "hide": [one.get("rules") for one in manifest["hidden"]]}
+def settings_of(sampler: Mapping[str, Any], hidden: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what prompts must share to be pooled: the sampler's settings without the seed, and the rules of hiding."""
+    sampler = {name: value for name, value in sampler.items() if name != "seed"}
+    return {"sampler": sampler, "hide": [one.get("rules") for one in hidden]}
+
+
+def expect_one_setting(keep: str, first: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise CallError where a prompt has other settings than the first one of a recording that pools prompts."""
+    if (other := next(differences(first, mine), None)) is not None:
+        change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
+        raise CallError(f"keep={keep!r} pools prompts of one setting: {change}; use a folder for each setting")
 
 
 def merge_statistics(earlier: Arrays, later: Arrays) -> Arrays:
