@@ -162,18 +162,6 @@ def test_a_command_loads_no_more_than_it_needs(trace_folder, arguments, unloaded
     assert len(done.stdout) > 100 and done.stdout.splitlines()[-1] == "loaded:"
 
 
-def test_a_trace_is_replaced_where_that_is_said(run, diffusion_folder, tmp_path):
-    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--out", tmp_path / "t")
-    assert run(*call)[0] == 0
-    status, _, err = run(*call)
-    assert status == 2 and "choose another folder, or replace it: overwrite=True, --overwrite" in err
-    assert run(*call, "--overwrite")[0] == 0
-    assert run(*call, "--overwrite", "--keep", "statistics", "--hide", "top:1")[0] == 0
-    status, _, err = run(*call, "--keep", "statistics")
-    assert status == 2 and "holds statistics of another run" in err and "or replace it: --overwrite" in err
-    assert run(*call, "--overwrite", "--keep", "statistics")[0] == 0
-
-
 def test_a_rule_that_needs_a_longer_canvas_is_refused_before_a_folder_is_made(run, diffusion_folder, tmp_path):
     call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--hide", "top:1000", "--out", tmp_path / "a")
     status, out, err = run(*call)

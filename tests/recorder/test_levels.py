@@ -185,14 +185,6 @@ def test_sinks_prints_the_statistics(kept, run):
     assert "2 prompts, " in run("sinks", kept / "statistics")[1]
 
 
-@pytest.mark.slow
-def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_folder, prompts):
-    settings = ("--keep", "statistics", "--length", 12, "--block", 6)
-    status, _, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", alone, *settings)
-    assert status == 2
-    assert "holds statistics of another run: expected sampler" in error
-
-
 def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, tmp_path, capsys):
     from sinkscope.commands.trace import keep_maps
     from sinkscope.recorder.attention_map import recompute_map

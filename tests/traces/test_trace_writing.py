@@ -54,17 +54,6 @@ def test_a_part_holds_at_most_16_steps_and_is_listed_with_its_checksum(tmp_path)
     assert open_trace(tmp_path).tokens[:, 0].tolist() == list(range(37))
 
 
-def test_a_part_is_closed_when_it_holds_enough_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "BYTES_PER_PART", 1000)
-    size = sum(array.nbytes for array in make_step(0).values())  # 200
-    writer = TraceWriter(tmp_path, MANIFEST)
-    for number in range(12):
-        assert writer.held == number % 5 * size
-        writer.add(make_step(number))
-    writer.close(complete=True)
-    assert [part["steps"] for part in manifest_of(tmp_path)["parts"]] == [5, 5, 2] and writer.held == 0
-
-
 def test_steps_have_the_tensors_of_the_first(tmp_path):
     writer, step = TraceWriter(tmp_path, MANIFEST), make_step(3)
     writer.add(step)
