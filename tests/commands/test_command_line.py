@@ -98,7 +98,7 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
     ("arguments", "status", "says"),
     [
         ("no-such-command", 2, "no command 'no-such-command'; expected one of demo, trace"),
-        ("sinks {tmp}/nothing", 1, "the folder does not exist"),
+        ("sinks {tmp}/nothing", 1, "found no such folder; `sinkscope trace MODEL"),
         ("sinks {trace} --excess 3 --unit mean", 2, "can never hold"),
         ("sinks {trace} --excess many", 2, "--excess"),
         (
@@ -106,13 +106,13 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
             2,
             "no model 'lab-difusion': did you mean lab-diffusion or smollm2-diffusion? Expected a",
         ),
-        ("trace {model} --out {tmp}/t", 2, "expected --prompt TEXT"),
+        ("trace {model} --out {tmp}/t", 2, "expected one of --prompt TEXT, --prompts FILE and --problem N"),
         ("trace {model} --prompt Tom --problem 1 --out {tmp}/t", 2, "found --prompt and --problem"),
         ("trace {model} --prompt aardvarks --out {tmp}/t", 2, "does not know 'aardvarks'"),
         ("trace {model} --prompt Tom --length 20 --block 8 --out {tmp}/t", 2, "length must be a multiple of block"),
         ("trace {model} --prompt Tom --top-k 3 --out {tmp}/t", 2, "llada has no setting 'top_k'"),
         ("trace {model} --prompt Tom --length 8 --out {tmp}/file", 2, "found a file on the way"),
-        ("trace {model} --prompt Tom --keep-maps 1:0:0 --hide top:1 --out {tmp}/t", 2, "recomputed without --hide"),
+        ("trace {model} --prompt Tom --keep-maps 1:0:0 --hide top:1 --out {tmp}/t", 2, "--keep-maps is not used with --hide and --cache"),
         ("trace {model} --prompt Tom --hide unheard-of:1 --out {tmp}/t", 2, "no rule 'unheard-of:1'; expected one of"),
         ("trace {model} --prompts {tmp}/odd.jsonl --out {tmp}/t", 2, "odd.jsonl, line 2: prompt: "),
         ("trace {model} --prompts {tmp}/none --out {tmp}/t", 2, "cannot be read"),
@@ -192,7 +192,7 @@ def test_statistics_under_a_rule_say_so_and_go_on_only_under_the_same(run, diffu
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     status, _, err = run(*call, "--overwrite")
-    assert status == 2 and "--overwrite: expected one process, found several of torchrun" in err
+    assert status == 2 and "--overwrite is not used by several processes of torchrun" in err
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ class Trace(Command):
         share = share_of_process()
         alone = share.count == 1
         if not alone:
-            self.refuse("overwrite", "by several processes of torchrun; delete the folder first")
+            self.refuse("overwrite", "by several processes of torchrun")
         recorded = [self.out / name for name in ("statistics.safetensors", "items")]
         with (
             claimed_folder(self.out, TraceError) if alone else nullcontext(),  # torchrun's add to one folder together

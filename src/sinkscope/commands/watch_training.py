@@ -45,6 +45,8 @@ class WatchTraining(Command):
         if not self.runs:
             raise CallError("expected at least one folder of a training run")
         fresh = [folder for folder in self.runs if not (folder / MANIFEST).exists()]
+        if len({_name_of(folder) for folder in fresh}) < len(fresh):
+            raise CallError("expected folders of different names, for the parts of --out, found one of them twice")
         for folder in fresh:
             if (folder / "watch" / MANIFEST).exists():
                 note(f"{folder / 'watch'} was measured while {folder} trained; now its snapshots are measured")
