@@ -112,7 +112,11 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         ("trace {model} --prompt Tom --length 20 --block 8 --out {tmp}/t", 2, "length must be a multiple of block"),
         ("trace {model} --prompt Tom --top-k 3 --out {tmp}/t", 2, "llada has no setting 'top_k'"),
         ("trace {model} --prompt Tom --length 8 --out {tmp}/file", 2, "found a file on the way"),
-        ("trace {model} --prompt Tom --keep-maps 1:0:0 --hide top:1 --out {tmp}/t", 2, "--keep-maps is not used with --hide and --cache"),
+        (
+            "trace {model} --prompt Tom --keep-maps 1:0:0 --hide top:1 --out {tmp}/t",
+            2,
+            "--keep-maps is not used with --hide and --cache",
+        ),
         ("trace {model} --prompt Tom --hide unheard-of:1 --out {tmp}/t", 2, "no rule 'unheard-of:1'; expected one of"),
         ("trace {model} --prompts {tmp}/odd.jsonl --out {tmp}/t", 2, "odd.jsonl, line 2: prompt: "),
         ("trace {model} --prompts {tmp}/none --out {tmp}/t", 2, "cannot be read"),

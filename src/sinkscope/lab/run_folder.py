@@ -39,7 +39,7 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
 
     Raises:
         CallError: a value of the recipe is out of bounds, or the folder holds files of something else.
-        TrainingError: it holds a run of another recipe, or damaged files of this one.
+        TrainingError: it holds a run of another recipe, or damaged files.
     """
     mine = _plain(recipe)
     files.validated(Recipe, mine, "recipe", CallError)

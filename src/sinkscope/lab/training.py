@@ -86,9 +86,8 @@ def masked_diffusion_loss(
     ``shift`` a token is predicted from the position to its left, as a causal model is adapted to diffusion (Dream,
     paper 2's Qwen2.5); the first token of a canvas is then never masked. Masks are drawn on the CPU.
     """
-    noisy, weights, maskable = mask_canvases(
-        canvases, mask_id, whole_canvas_share, generator, first_stays=first_stays or shift
-    )
+    stays = first_stays or shift
+    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=stays)
     device = network.lm_head.weight.device
     own = body or (lambda tokens: network.model(input_ids=tokens, use_cache=False).last_hidden_state)
     hidden = own(noisy.to(device))
@@ -208,7 +207,9 @@ def train(
                     if recipe.adaptation is not None and recipe.objective != "next_token":
                         row["held_out"] = adaptation.held_out_losses(network, recipe, held_out)
                     else:
-                        row["validation_loss"] = _validate(objective, draw)
+                        with torch.no_grad():  # held-out batches have negative numbers
+                            losses = [objective(draw(-1, -n), -n).item() for n in range(1, VALIDATION_BATCHES + 1)]
+                        row["validation_loss"] = sum(losses) / len(losses)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")
@@ -221,12 +222,9 @@ def train(
 
 def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe) -> dict[str, Any]:
     row = {"update": update, "loss": loss.item(), "gradient_norm": float(norm)}
-    for name, value in row.items():
-        if not math.isfinite(value):  # no update leads back from it
-            raise TrainingError(
-                f"{recipe.name}, update {update}: expected a finite {name.replace('_', ' ')}, found {value}; "
-                f"train with a lower learning_rate than {recipe.learning_rate} into another folder"
-            )
+    if wrong := {name: value for name, value in row.items() if not math.isfinite(value)}:  # no update leads back
+        advice = f"train with a lower learning_rate than {recipe.learning_rate} into another folder"
+        raise TrainingError(f"{recipe.name}, update {update}: expected a finite loss, found {wrong}; {advice}")
     return row
 
 
@@ -258,13 +256,6 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
             return loss if body is None else loss + body.alignment(canvases.tokens)
 
     return objective
-
-
-@torch.no_grad()
-def _validate(objective: Callable[[Canvases, int], torch.Tensor], draw: Callable[[int, int], Canvases]) -> float:
-    """Return the mean loss over fixed held-out batches, which have negative numbers."""
-    losses = [objective(draw(-1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
-    return sum(losses) / len(losses)
 
 
 def train_checkpoint(

@@ -123,8 +123,13 @@ class StatisticsDestination:
                 what = f"keep='statistics' counts one stack of layers, found a second one ({name})"
                 raise CallError(f"{what}; use keep='columns'")
             self._stack = stack
-            if counted := [one.manifest for one in self._counters if one.counted]:
-                _refuse_other(counted, manifest)
+            counted, prompt = [one for one in self._counters if one.counted], (manifest["prompt"], manifest["seed"])
+            for other in [one.manifest for one in counted[:1]]:
+                both = (settings_of(one["sampler"], one["hidden"]) for one in (other, manifest))
+                expect_one_setting("statistics", *both)
+            if None not in prompt and prompt in [(one.manifest["prompt"], one.manifest["seed"]) for one in counted]:
+                what = f"keep='statistics' counts each prompt once, found {prompt[0]!r} again"
+                raise CallError(f"{what}; leave it out, or use another seed")
         counters = [PromptCounter(self.folder, self._indices, manifest, self.excess) for manifest in manifests]
         self._counters += counters
         return counters
@@ -132,15 +137,6 @@ class StatisticsDestination:
 
 StepWriter = TraceWriter | PromptCounter
 Destination = TraceFolders | StatisticsDestination
-
-
-def _refuse_other(counted: list[dict[str, Any]], manifest: Mapping[str, Any]) -> None:
-    """Refuse a prompt of other settings than the first one's, and one that was counted before with its seed."""
-    expect_one_setting("statistics", *(settings_of(one["sampler"], one["hidden"]) for one in (counted[0], manifest)))
-    prompt = manifest["prompt"], manifest["seed"]
-    if None not in prompt and any((one["prompt"], one["seed"]) == prompt for one in counted):
-        what = f"keep='statistics' counts each prompt once, found {prompt[0]!r} again"
-        raise CallError(f"{what}; leave it out, or use another seed")
 
 
 def settings_of(sampler: Mapping[str, Any], hidden: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -114,7 +114,10 @@ class DriftRecorder(Watcher):
             then, layers = self._past[-lag]
             places_then = torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu")
             earlier = upload(places_then, self._rows.device)
-            members = _classes(then.masked[earlier], context.masked, sink) * real[:, None, None]
+            was, mask = (one[:, None].expand_as(sink) for one in (then.masked[earlier], context.masked))
+            new, rest = was & ~mask, ~sink & ~(was & ~mask)
+            members = torch.stack([new, sink & ~new, was & mask & rest, ~(was & mask) & rest], dim=1).double()
+            members = members * real[:, None, None]
             before = (layers[layer][0][earlier], layers[layer][1][earlier])
             for at, measured in enumerate(measures(before, now)):  # a NaN counts in its class alone
                 drifts = torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()
@@ -142,12 +145,6 @@ def _sinks(sums: Tensor, kv_heads: int, real: Tensor) -> Tensor:
     with np.errstate(invalid="ignore"):
         over = np.asarray(excess_of(placed)) > EXCESS
     return torch.from_numpy(over).to(sums.device).unflatten(1, (kv_heads, -1)).any(2)
-
-
-def _classes(before: Tensor, now: Tensor, sink: Tensor) -> Tensor:
-    """Return the class of each position as ones among zeros, float64 [batch, class, kv_head, position]."""
-    new, mask = (before & ~now)[:, None].expand_as(sink), (before & now)[:, None].expand_as(sink)
-    return torch.stack([new, sink & ~new, mask & ~sink & ~new, ~mask & ~sink & ~new], dim=1).double()
 
 
 def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Tensor]:
