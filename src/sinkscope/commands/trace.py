@@ -276,19 +276,16 @@ def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hi
 
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file; raise CallError for a conversation."""
-    found = [prompt for _, prompt in numbered_prompts(path)]
-    if not all(isinstance(prompt, str) for prompt in found):
-        raise CallError(f'--prompts {path}: expected lines with a "prompt" text, found "messages"')
-    return list(map(str, found))
+    return [str(prompt) for _, prompt in numbered_prompts(path, str)]
 
 
-def numbered_prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
+def numbered_prompts(path: Path, kind: Any = str | list) -> Iterator[tuple[str, Prompt]]:
     """Yield the prompts of a file of JSON lines, plain or in gzip, each behind its line; raise CallError for others."""
     for number, line in read_json_lines(path, CallError, "expected --prompts as JSON lines"):
         where = f"--prompts {path}, line {number}: "
         row = parse_json(line, where.removesuffix(": "), CallError)
         found = row.get("messages", row.get("prompt")) if isinstance(row, dict) else None
-        if not isinstance(found, str | list) or not found:
+        if not isinstance(found, kind) or not found:
             raise CallError(f'{where}expected an object with a "prompt" text or "messages", found {line[:60]!r}')
         yield where, found
 

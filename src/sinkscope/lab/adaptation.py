@@ -32,10 +32,8 @@ ROWS = 24
 
 
 def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) -> Tensor:
-    """Return which keys a query sees, bool [1, 1, query, key]; while annealing a random draw.
-
-    Args:
-        update: of the training, from which the draw follows; None, or a negative one, is after its end.
+    """Return which keys a query sees, bool [1, 1, query, key]; a random draw while annealing, after the end of which
+    ``update`` is None or negative.
     """
     place, block = torch.arange(length), adaptation.block or length
     causal = place[None] <= place[:, None]
@@ -49,10 +47,8 @@ def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) ->
 
 
 def start(recipe: Recipe) -> Any:
-    """Return the network of the model to start from, fp32, with the weights that are to be trained.
-
-    Raises:
-        CallError: peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
+    """Return the network of the model to start from, fp32, with the weights that are to be trained; raise CallError
+    where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
     """
     adaptation, base, objective = recipe.adaptation, str(recipe.start_from), recipe.objective
     assert adaptation is not None
@@ -94,10 +90,8 @@ def start(recipe: Recipe) -> Any:
 
 
 def mask_of(model: Model, adaptation: Adaptation) -> int:
-    """Return the id of the mask token.
-
-    Raises:
-        CallError: none is named, or it is no special token that texts do not use.
+    """Return the id of the mask token; raise CallError where none is named, or it is no special token that texts
+    lack.
     """
     tokenizer, text = model.tokenizer, adaptation.mask_token
     if text is None and tokenizer.mask_token_id is not None:

@@ -1,10 +1,8 @@
 """The lab's problems: word problems with worked answers, and code tasks, each an endless stream and a held-out set.
 
-A word problem has one to three operations on numbers up to 12, so that a model of a few million parameters can learn
-them on two CPU cores. The last line of a worked answer is ``#### result``, as in GSM8K. A code task asks for a Python
-function; the answer is checked by running it.
-
-Held-out problems are only new *texts*: their numbers, names and templates all occur in training, in other combinations.
+A word problem has one to three operations on numbers up to 12; the last line of its worked answer is ``#### result``,
+as in GSM8K. A code task asks for a Python function; the answer is checked by running it. Held-out problems are only new
+*texts*: their numbers, names and templates all occur in training, in other combinations.
 """
 
 import functools

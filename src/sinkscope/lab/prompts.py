@@ -1,7 +1,7 @@
-r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question.
+r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question, as in a
+canvas.
 
-A prompt reads as a training canvas, ``Q: …\nA: …\n\nQ: …\nA:``; its shots depend only on task and number of the
-problem. With the number of shots in `SHOTS` it is long enough for conclusions about hiding keys: 196 to 325 tokens.
+The shots depend only on task and number of the problem. With those of `SHOTS` a prompt has 196 to 325 tokens.
 """
 
 import random

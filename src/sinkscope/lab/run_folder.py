@@ -35,11 +35,8 @@ HELD_OUT = -1  # the stream of batches that no training draws, and the first of 
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
-    """Raise an error for a recipe that cannot be trained into a folder.
-
-    Raises:
-        CallError: a value of the recipe is out of bounds, or the folder holds files of something else.
-        TrainingError: it holds a run of another recipe, or damaged files.
+    """Raise CallError for a recipe with a value out of bounds, or a folder with files of something else; TrainingError
+    for a run of another recipe, or damaged files.
     """
     mine = _plain(recipe)
     files.validated(Recipe, mine, "recipe", CallError)

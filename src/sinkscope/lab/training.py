@@ -42,14 +42,13 @@ def mask_canvases(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Mask each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
 
-    Each packed problem counts as a sequence. The values of t in a batch come from equal strata, in random order, so that
-    the sum of the 1/t weights varies less. Questions stay visible, as in LLaDA's supervised fine-tuning, but not in a
-    ``whole_canvas_share`` of the rows: there every token is masked at one rate, except the first if ``first_stays``.
+    Each packed problem counts as a sequence. The values of t in a batch come from equal strata, in random order, so
+    that the sum of the 1/t weights varies less. Questions stay visible, as in LLaDA's supervised fine-tuning, but not
+    in a ``whole_canvas_share`` of the rows: there every token is masked at one rate, except the first if
+    ``first_stays``.
 
-    Returns:
-        noisy: int64 [row, position], with masks.
-        weights: float32 [row, position], 1/p where masked, 0 elsewhere.
-        maskable: number of tokens that could be masked.
+    Return int64 [row, position] with masks, float32 [row, position] 1/p where masked and 0 elsewhere, and the number of
+    tokens that could be masked.
     """
     tokens, answers = canvases.tokens, canvases.answers
     rows, length = tokens.shape
@@ -149,9 +148,7 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
-    Args:
-        texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
-        progress: shows a bar, or a line every half minute.
+    ``texts`` are the user's own, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
 
     Raises:
         CallError: a value of the recipe is out of bounds, or the device cannot be used.

@@ -23,11 +23,8 @@ Landed = Callable[[Tensors], None]
 
 
 class AsyncWriter:
-    """Takes steps and delivers them on the host in the same order.
-
-    Args:
-        threaded: whether a thread delivers them; if None, a thread does where any tensor is on a GPU.
-        room: bytes that may be in transit; a single step may be larger.
+    """Takes steps and delivers them on the host in the same order, in a thread where any tensor is on a GPU, unless
+    ``threaded`` says. ``room`` are the bytes that may be in transit; a single step may be larger.
     """
 
     def __init__(self, threaded: bool | None = None, room: int = ROOM) -> None:

@@ -25,11 +25,8 @@ EXACT = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """One recomputed map.
-
-    Attributes:
-        attention: rows add up to 1, minus the share of the network's own sink token.
-        largest_difference: between its columns and the recorded ones, in queries' worth of attention.
+    """One recomputed map, whose rows add up to 1 minus the share of the network's own sink token, and the largest
+    difference between its columns and the recorded ones, in queries' worth of attention.
     """
 
     step: int
@@ -64,10 +61,8 @@ class _OneHead(Watcher):
 
 
 def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) -> AttentionMap:
-    """Return one attention map of a recorded step, computed again by the model that wrote the trace.
-
-    Args:
-        step, layer, head: negative numbers count from the end.
+    """Return one attention map of a recorded step, computed again by the model that wrote the trace; negative numbers
+    count from the end.
 
     Raises:
         CallError: no such step, layer or head, a model with other weights, or a trace that was written with a cache.

@@ -23,12 +23,8 @@ ABOUT += ("device", "dtype", "versions")
 
 
 class TraceFolders:
-    """Writes a trace for each prompt: in the folder itself if it stays the only one, else in numbered folders within.
-
-    Args:
-        out: an empty folder.
-        numbered: numbers also the only trace.
-        top: how many of the largest columns of each head are kept; None keeps all.
+    """Writes a trace for each prompt: in the folder itself if it stays the only one (and is not to be ``numbered``),
+    else in numbered folders within. ``top`` is how many of the largest columns of each head are kept; None keeps all.
     """
 
     def __init__(self, out: Path, numbered: bool = False, top: int | None = None) -> None:
@@ -93,12 +89,8 @@ class PromptCounter:
 
 
 class StatisticsDestination:
-    """Counts every prompt into one folder, under the next of the numbers given.
-
-    Args:
-        folder: of the statistics; its caller closes it.
-        indices: numbers of the prompts, in the order in which they end; one that was given up has none.
-        excess: ε of Eq. 3, in queries' worth of attention.
+    """Counts every prompt into one folder, which its caller closes, under the next of the numbers given, in the order
+    in which prompts end; one that was given up has none. ``excess`` is ε of Eq. 3, in queries' worth of attention.
     """
 
     level = "statistics"

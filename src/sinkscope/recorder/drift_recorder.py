@@ -1,7 +1,6 @@
 """Measures how keys and values drift from step to step, instead of recording columns; see `statistics.key_drift`.
 
-Keys and values of the last steps stay on their device, and only sums leave it. Keys are taken after rotation, which
-does not matter, as a position stays where it is.
+Keys and values of the last steps stay on their device, and only sums leave it. Keys are taken after rotation.
 """
 
 import json
@@ -48,17 +47,12 @@ TOO_FEW = "expected 2 steps or more, found 1; write a longer text, or fewer toke
 class DriftRecorder(Watcher):
     """Adds up the drift of keys and values over the steps of each prompt of a diffusion model.
 
-    Args:
-        lags: in steps; as many steps of keys and values as the largest are held on the device.
-
     Attributes:
         sums, counts: of the prompts that are complete, see `drift_document`.
         sampler, hidden: settings and rules, alike for all prompts but for the seed.
     """
 
     def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
-        if model.family.causal or block_length(model.network) is not None:
-            raise CallError(f"keep: drift needs a canvas that every step computes again, found {model.family.name}")
         self.model, self.lags = model, tuple(lags)
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
@@ -72,9 +66,11 @@ class DriftRecorder(Watcher):
         """Prepare for the prompts of a generation."""
         self._past: deque[tuple[StepContext, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
-        sampler = dict(start.sampler)
-        if (cache := sampler.get("cache", "none")) != "none":
-            raise CallError(f"keep: drift needs a canvas that every step computes again, found cache {cache}")
+        sampler, name = dict(start.sampler), self.model.family.name
+        cache, blocks = sampler.get("cache", "none"), block_length(self.model.network)
+        if self.model.family.causal or blocks is not None or cache != "none":
+            found = f"{name} with {'blocks' if blocks else 'no blocks'} and cache {cache}"
+            raise CallError(f"keep: drift needs a canvas that every step computes again, found {found}")
         self._weights.check("keep='drift' adds up prompts of one network")
         session = current_session(self.model.network)
         hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]

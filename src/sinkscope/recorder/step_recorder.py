@@ -62,12 +62,8 @@ MOST_HELD = 256 << 20
 
 @dataclass(eq=False)
 class _Prompt:
-    """A prompt of so many tokens whose steps are being recorded.
-
-    Attributes:
-        running: column sums and norms that a causal model has added up so far.
-        canvas: int32 [position], after the last step.
-        tokens: all that have stood on a canvas.
+    """A prompt of so many tokens whose steps are being recorded: ``running`` sums of a causal model, the ``canvas``
+    after the last step, int32 [position], and all ``tokens`` that have stood on one.
     """
 
     writer: StepWriter
@@ -79,15 +75,8 @@ class _Prompt:
 
 
 class Recorder(Watcher):
-    """Records every generation of one model.
-
-    Args:
-        model: with the card and the tokenizer; None for another module.
-        destination: makes the writer of each prompt.
-        tokenizer: of another module than a `Model`; without one its tokens have no texts.
-
-    Attributes:
-        prompts_asked: how many prompts are to be recorded, where that is known; manifests hold it.
+    """Records every generation of one model, or of another module (``model`` None; without a tokenizer its tokens have
+    no texts). ``prompts_asked`` is how many prompts are to be recorded, where that is known; manifests hold it.
     """
 
     groups = ("all", "masked", "prompt")

@@ -124,14 +124,12 @@ class StackPart(NamedTuple):
 
 @dataclass(frozen=True)
 class PartStep:
-    """A step of one part of a stack.
+    """A step of one part of a stack; ``crossing`` where the tokens are another stack's, ``source``, where it is known.
 
     Attributes:
         context: input of the step. For a crossing part the tokens that are attended to, and the lengths of their rows.
-        queries: tokens that attend, left padding included.
-        all_queries: whether the step computes every query of the canvas, so that none was left to a cache.
+        queries: tokens that attend, left padding included; ``all_queries``: none of the canvas was left to a cache.
         causal: whether column sums are running sums over the steps.
-        crossing: whether the tokens are another stack's, ``source``, where it is known.
     """
 
     context: StepContext
@@ -177,11 +175,8 @@ def part_step(
 def prompt_arrays(
     step: PartStep, row: int, stacked: Mapping[str, Tensor], result: StepResult | None, running: dict[str, Tensor]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of one prompt, a row of the batch, as in `axes.TRACE_AXES` without the step axis.
-
-    Args:
-        stacked: tensors [layer, batch, …] of all layers, on the host.
-        running: sums of this prompt over the steps before, where the model is causal; changed.
+    """Return the arrays of one prompt, a row of the batch, as in `axes.TRACE_AXES` without the step axis, from tensors
+    [layer, batch, …] on the host and its ``running`` sums over the steps before (causal models), which are changed.
     """
     context = step.context
     width, length = context.tokens.shape[1], int(context.lengths[row])

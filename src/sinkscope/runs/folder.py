@@ -192,8 +192,7 @@ def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Fa
     """Claim the folder of a run, a new one or that of the same run, while the body runs; give its identity's sha256.
 
     Args:
-        name: of the file that holds the identity; it goes where the body raises before there is another file.
-        identity: plain values that must be the same for a run to go on.
+        name: of the file that holds the identity, plain values; it goes where the body raises before there is another.
         what: another run, in messages.
 
     Raises:

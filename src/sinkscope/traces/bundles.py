@@ -1,7 +1,5 @@
-"""Bundles: a folder with all that a colleague needs to open a trace anywhere, and a checksum of each of its files.
-
-A bundle is a trace with three files more: README.md (the model card in words), page.html (the explorer) and
-bundle.json (its origin, and the checksums). Values may be stored with 16 bits.
+"""Bundles: a trace to share, with README.md (the model card in words), page.html (the explorer) and bundle.json (its
+origin, and a checksum of each file). Values may be stored with 16 bits.
 """
 
 import hashlib
@@ -41,11 +39,9 @@ CHANGED = "the bundle was damaged or changed; ask for it again, or make one: `si
 def write_bundle(
     trace: Trace, out: str | Path, precision: Precision = "float32", page: str | None = None, command: str | None = None
 ) -> Path:
-    """Write a trace as a bundle.
+    """Write a complete trace as a bundle in a new or empty folder.
 
     Args:
-        trace: a complete one.
-        out: a new or empty folder.
         precision: of its values; float16 halves the size and rounds by at most 0.05 %, or 3e-8 where that is more.
         page: the explorer page; None leaves it out.
         command: what made the bundle, for its provenance.
@@ -89,10 +85,8 @@ def write_bundle(
 
 
 def open_bundle(folder: str | Path) -> Trace:
-    """Open the trace of a bundle, after every file was compared with its checksum.
-
-    Raises:
-        TraceError: no bundle, a file that is missing or was changed, or a part, map or page that it does not list.
+    """Open the trace of a bundle, after every file was compared with its checksum; raise TraceError for a file that is
+    missing, changed, or a part, map or page that is not listed.
     """
     folder = Path(folder)
     for name, sha256 in _read_about(folder)["files"].items():

@@ -1,14 +1,11 @@
-"""Exports of a trace, with named axes and units: NumPy, Parquet, zarr and xarray.
+"""Exports of a trace, with named axes and units.
 
 numpy     one ``.npz`` file: the tensors as they are, and ``manifest.json`` as bytes
 zarr      one group with dimension names, a chunk per 16 steps and layer; `xarray.open_zarr` reads it
 xarray    one NetCDF file for `xarray.open_dataset`, written from memory
-parquet   one long table, a row for each step × layer × head × position. Values of the canvas are repeated for every
-          layer and head, values of a kv head for every query head that shares it, the attention of sink tokens (a
-          column for each) for every position. Positions beyond ``lengths`` have no row, but those that a step writes
-          behind its canvas (autoregressive models): they have no token and no columns yet
-
-NumPy is written tensor by tensor, zarr and Parquet part by part. A file appears under its name once it is whole.
+parquet   a row for each step × layer × head × position, and for positions that an autoregressive step writes behind its
+          canvas. Values of the canvas are repeated for every layer and head, of a kv head for its query heads, of sink
+          tokens (a column for each) for every position
 """
 
 import json
@@ -48,10 +45,7 @@ TEXT_UNIT = "the token as text, null where the trace does not say"
 
 
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
-    """Write a trace in another format, and return the path of the file, or for zarr the folder.
-
-    Args:
-        out: the path, which must not exist; the usual suffix is added where the name does not end in it.
+    """Write a trace in another format, and return the path, which must not exist, with the usual suffix.
 
     Raises:
         CallError: something at ``out`` already, or a package that is not installed.
@@ -87,9 +81,7 @@ def check_installed(target: str) -> None:
 
 def to_xarray(trace: Trace) -> Any:
     """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as
-    attributes.
-
-    An axis has one size in a dataset. A tensor that is shorter along it is filled with −1 or NaN, `masked` with 0.
+    attributes. What is shorter along an axis is filled with −1 or NaN, `masked` with 0.
     """
     check_installed("xarray")
     import xarray

@@ -194,12 +194,8 @@ def check_shapes(
 
 
 def check_values(path: Path, arrays: Mapping[str, np.ndarray], mask_id: int | None, crossing: bool) -> None:
-    """Raise TraceError for values that attention, tokens or norms cannot have.
-
-    Args:
-        arrays: the tensors of a part, with the axes of `TRACE_AXES`.
-        mask_id: the mask token, if the trace has one.
-        crossing: whether the keys are another stack's tokens, any number of whose queries may see one.
+    """Raise TraceError for values of a part's tensors that attention, tokens or norms cannot have; ``crossing`` are
+    those whose keys are another stack's tokens, any number of whose queries may see one.
     """
     for name, array in sorted(arrays.items(), key=lambda one: one[0] != "lengths"):  # others are read by the lengths
         for wrong, expected in _wrong_values(name, array, arrays, mask_id, crossing):

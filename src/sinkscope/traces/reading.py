@@ -158,12 +158,11 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
         advice = _waiting_in(folder) or "; `sinkscope trace MODEL --out FOLDER` makes a trace in a new folder"
         raise TraceError(f"no trace at {folder}: expected a folder with {MANIFEST}, found {found}{advice}")
     manifest = read_json_object(path, TraceError, DAMAGED)
-    version = manifest.get("format")
+    version, advice = manifest.get("format"), "read it with the sinkscope that wrote it, or record again"
+    if version == FORMAT and manifest.get("level") == "statistics":
+        version, advice = "statistics", f"`sinkscope sinks {folder}` shows them"
     if version != FORMAT:
-        advice = "read it with the sinkscope that wrote it, or record again"
-        raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version!r}; {advice}")
-    if manifest.get("level") == "statistics":
-        raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them")
+        raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version}; {advice}")
     if verify:
         compare_checksum(manifest, path, TraceError)
     manifest["model"] = {"name": NAMELESS, **manifest.get("model", {})}

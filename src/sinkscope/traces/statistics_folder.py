@@ -4,8 +4,7 @@ manifest.json            the identity of the run, and how many prompts are expec
 statistics.safetensors   the prompts 0 … n−1, merged in this order; n and the model that they are of in its metadata
 items/000123.safetensors prompts that wait for an earlier one
 
-A prompt is committed by an atomic rename and merged under a lock, which the system releases when its holder dies. A run
-that was killed therefore continues with the same command, and the result does not depend on the number of processes.
+A prompt is committed by an atomic rename and merged under a lock, so a run that was killed goes on.
 """
 
 import json
@@ -29,10 +28,9 @@ Arrays = dict[str, np.ndarray]
 
 
 class StatisticsFolder:
-    """The folder of one run, with the methods that add prompts to it.
+    """The folder of one run, new or begun by the same run.
 
     Args:
-        folder: new or empty, or one that the same run has begun.
         identity: plain values that identify the run; a folder of another run is refused.
         merge: returns the arrays of two sets of prompts together, the earlier set first.
         expected: how many prompts there will be; None if that is not known yet.
@@ -91,11 +89,8 @@ class StatisticsFolder:
         return _read(path, self.identity) if path.exists() else ({}, none)
 
     def commit(self, index: int, arrays: Arrays, about: dict[str, Any], texts: dict[str, str]) -> bool:
-        """Add a prompt and merge what can be merged; return whether this call completed the folder.
-
-        Args:
-            about: keys of the manifest; those of prompt 0 are kept.
-            texts: texts of tokens.
+        """Add a prompt with texts of its tokens and merge what can be merged; return whether this completed the folder.
+        Of ``about``, keys of the manifest, those of prompt 0 are kept.
         """
         plain = {name: json.dumps(one, ensure_ascii=False) for name, one in (("about", about), ("texts", texts))}
         metadata = {"prompts": "1", **plain, RUN: checksum_of(self.identity)}
@@ -153,12 +148,8 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
 
 
 def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
-    """Return the manifest, the merged arrays and the texts of tokens.
-
-    The manifest has ``prompts``, their number, ``complete``, and the keys of the first prompt's manifest.
-
-    Raises:
-        TraceError: the folder is missing or damaged, or holds no complete prompt.
+    """Return the manifest (with ``prompts``, ``complete``, and the keys of the first prompt's), the merged arrays and
+    the texts of tokens; raise TraceError where the folder is missing or damaged, or holds no complete prompt.
     """
     folder = Path(folder)
     manifest = read_statistics_manifest(folder, verify)

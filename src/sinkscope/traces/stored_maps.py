@@ -74,12 +74,8 @@ def _contradiction(attention: np.ndarray, trace: Trace, step: int, layer: int, h
 
 
 def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: float) -> tuple[float, int | None]:
-    """Return the largest difference between a map's columns and those recorded, and its key where it is too large.
-
-    Args:
-        attention: [query, key].
-        recorded: [key]; NaN at columns that were not kept.
-        tolerance: per unit of 1 + the column.
+    """Return the largest difference between a map's columns [query, key] and those recorded [key] (NaN where none was
+    kept), and its key where it exceeds ``tolerance`` per unit of 1 + the column.
     """
     difference = np.nan_to_num(np.abs(attention.sum(axis=0) - recorded))
     beyond = (difference > tolerance * (1 + np.nan_to_num(recorded))).any()

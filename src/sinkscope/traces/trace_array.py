@@ -14,11 +14,8 @@ KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "si
 
 
 class LazyArray(ABC):
-    """An array that is read when it is indexed; NumPy's functions and reductions such as ``mean`` read all of it.
-
-    Attributes:
-        name: of the tensor.
-        axes, shape, dtype: of the array; the first axis is the step.
+    """An array ``name`` with ``axes``, ``shape`` and ``dtype`` (the first axis is the step) that is read when it is
+    indexed; NumPy's functions and reductions such as ``mean`` read all of it.
     """
 
     name: str
@@ -133,11 +130,8 @@ def kept_columns(trace: Any, name: str = "column_sums") -> Any:
 
 
 class TopArray(LazyArray):
-    """Columns of which only the largest were kept; all others have the mean of the others, so that the mean over the
-    other keys is exact for every key, and Eq. 3 for every key that was kept.
-
-    Args:
-        spread: False leaves NaN at the keys that were not kept.
+    """Columns of which only the largest were kept; all others have the mean of the others, so that Eq. 3 is exact for
+    every key that was kept. ``spread=False`` leaves NaN there.
     """
 
     def __init__(self, name: str, trace: Any, spread: bool = True) -> None:

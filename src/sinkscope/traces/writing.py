@@ -135,7 +135,6 @@ class TraceWriter:
 
     Args:
         folder: an empty folder, see `claim_folder`.
-        manifest: known before the first step; format, axes and parts are added here.
         reduce: returns the arrays of a step that are kept; None keeps all.
 
     Attributes:
