@@ -72,28 +72,6 @@ def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatc
     assert "1 check failed" in err
 
 
-def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
-    import dataclasses
-
-    import sinkscope
-    from sinkscope.lab.canvases import CanvasMix
-    from sinkscope.lab.recipes import RECIPES, Architecture
-
-    small = Architecture(layers=2, hidden_size=32, heads=2, kv_heads=2, intermediate_size=48, max_positions=128)
-    mix = CanvasMix(tokens=288, lengths=(72, 96), weights=(0.5, 0.5))
-    recipe = dataclasses.replace(RECIPES["lab-diffusion"], architecture=small, canvases=mix, validate_every=5)
-    monkeypatch.setitem(RECIPES, "lab-diffusion", recipe)
-    status, out, _ = run("train", "lab-diffusion", "--out", tmp_path / "m", "--updates", 6)
-    assert status == 0
-    assert out.strip() == str(tmp_path / "m")
-    model = sinkscope.load(str(tmp_path / "m"))
-    assert (model.family.name, model.card.stored_dtype, model.card.layers) == ("llada", "bfloat16", 2)
-    assert [json.loads(line)["update"] for line in (tmp_path / "m" / "training.jsonl").read_text().splitlines()] == [6]
-    status, _, err = run("train", "lab-diffusion", "--out", tmp_path / "m", "--updates", 7)
-    assert status == 1
-    assert "updates 6 → 7" in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [

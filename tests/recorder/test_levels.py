@@ -80,19 +80,6 @@ def test_statistics_are_those_of_the_whole_traces(kept):
     assert texts == {int(token): text for one in vocabularies for token, text in one}
 
 
-def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
-    def stop(step):
-        if step.number == 3:
-            raise KeyError("stopped")
-
-    with pytest.raises(KeyError), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
-        sinkscope.generate(diffusion, SHORT, length=4)
-        sinkscope.generate(diffusion, QUESTION, length=4, on_step=stop)
-    manifest, arrays, _ = read_statistics(tmp_path / "s")
-    assert (manifest["complete"], manifest["prompts"]) == (False, 1)
-    assert arrays["steps"] == 4
-
-
 def test_a_prompt_counts_once(diffusion, tmp_path):
     """With another seed it is another answer; one that failed did not count, and may be written again."""
 
@@ -173,16 +160,6 @@ def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts,
     assert "prompts are done already" in done.stderr
     assert json.loads(done.stdout)["prompts"] == 5
     assert_same_statistics(alone, out)
-
-
-def test_sinks_prints_the_statistics(kept, run):
-    status, out, error = run("sinks", kept / "statistics", "--json")
-    assert (status, error) == (0, "")
-    document = json.loads(out)
-    assert (document["level"], document["prompts"], document["complete"]) == ("statistics", 2, True)
-    assert document["counts"]["sinks"] == Summary.from_arrays(read_statistics(kept / "statistics")[1]).sinks
-    assert set(document["means"]) == {"by_prompt", "by_layer_and_head", "norms_by_layer", "epsilon_curve"}
-    assert "2 prompts, " in run("sinks", kept / "statistics")[1]
 
 
 def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, tmp_path, capsys):

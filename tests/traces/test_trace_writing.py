@@ -186,14 +186,3 @@ def test_a_kill_while_a_trace_is_moved_loses_none_of_it(recorded, monkeypatch, w
         stopped_run(recorded)
         assert contents(recorded) == before
         assert not (recorded / MOVING).exists() and not (recorded / ASIDE).exists()
-
-
-def test_a_recording_replaces_another_once_it_has_recorded(recorded, diffusion):
-    before = contents(recorded)
-    with pytest.raises(KeyboardInterrupt), sinkscope.recording(diffusion, out=recorded, keep="drift", overwrite=True):
-        sinkscope.generate(diffusion, [5, 6, 7], length=4, steps=4, block=4)
-        raise KeyboardInterrupt
-    assert contents(recorded) == before
-    with sinkscope.recording(diffusion, out=recorded, overwrite=True):
-        sinkscope.generate(diffusion, [5, 6], length=4, steps=2, block=4)
-    assert open_trace(recorded).steps == 2 and not (recorded / ASIDE).exists()
