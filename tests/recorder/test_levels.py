@@ -12,6 +12,7 @@ from closeness import assert_close, terms_of
 from processes import environment
 
 import sinkscope
+from sinkscope.decoding import resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.statistics import Summary, summarise
 from sinkscope.traces import read_statistics
@@ -180,3 +181,20 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     assert_close(stored_map(trace, 1, 2, 3), expected, terms=terms_of(diffusion.network, 32))
     status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
     assert json.loads(printed)["source"] == "stored"
+
+
+def test_auto_keeps_the_largest_columns_where_all_would_be_too_many(
+    run, diffusion, diffusion_folder, tmp_path, monkeypatch
+):
+    from sinkscope.commands import trace as command
+
+    call = ("trace", diffusion_folder, "--prompt", SHORT, "--length", 8, "--block", 8)
+    for most, level in ((10**9, "columns"), (1, "top")):
+        monkeypatch.setattr(command, "MOST_COLUMNS", most)
+        status, _, err = run(*call, "--out", tmp_path / level)
+        assert status == 0 and ("keeping the 8 largest columns of each head" in err) == (level == "top")
+        assert sinkscope.open_trace(tmp_path / level).manifest["level"] == level
+    trace = sinkscope.open_trace(tmp_path / "columns")
+    size = sum(getattr(trace, name)[:].nbytes for name in trace.tensors if "layer" in getattr(trace, name).axes)
+    settings = resolve_settings(diffusion.family, length=8, block=8)
+    assert command.trace_size(diffusion, trace.manifest["prompt_length"], settings) == size

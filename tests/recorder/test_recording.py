@@ -205,3 +205,11 @@ def test_plain_forward_calls_are_steps_of_one_trace(family, out):
         found = trace.column_sums[step, ..., : len(canvas)]
         assert_close(found, eager_columns(model.network, canvas), terms=terms_of(model.network, 64))
         assert not np.isnan(trace.self_attention[step, ..., : len(canvas)]).any()
+
+
+def test_maps_that_are_asked_for_are_warned_of_once(diffusion, out):
+    """Transformers gives none of them: an empty tuple."""
+    told = pytest.warns(RuntimeWarning, match="output_attentions=True gives no maps inside a recording")
+    with told as found, sinkscope.recording(diffusion, out=out), torch.no_grad():
+        maps = [diffusion.network(IDS, output_attentions=True).attentions for _ in range(2)]
+    assert len(found) == 1 and not any(maps)

@@ -91,8 +91,6 @@ def recording(
 @contextmanager
 def recording_to(model: Model | nn.Module, destination: Destination, tokenizer: Any = None) -> Iterator[Recorder]:
     """Record every generation of a model to a destination while the body runs; arguments as for `recording`."""
-    given = model if isinstance(model, Model) else None
-    network = model.network if isinstance(model, Model) else model
-    recorder = Recorder(network, given, destination, tokenizer)
-    with subscribed(network, recorder):
+    recorder = Recorder(model, destination, tokenizer)
+    with subscribed(recorder.network, recorder):
         yield recorder

@@ -81,15 +81,15 @@ class Recorder(Watcher):
 
     groups = ("all", "masked", "prompt")
 
-    def __init__(
-        self, network: nn.Module, model: Model | None, destination: Destination, tokenizer: Any = None
-    ) -> None:
-        self.network, self.model, self.destination = network, model, destination
-        self._tokenizer = tokenizer if model is None else model.tokenizer
-        self._eos_id: int | None = getattr(tokenizer, "eos_token_id", None) if model is None else model.card.eos_id
+    def __init__(self, model: Model | nn.Module, destination: Destination, tokenizer: Any = None) -> None:
+        self.model = model if isinstance(model, Model) else None
+        self.network: nn.Module = model.network if isinstance(model, Model) else model
+        self.destination = destination
+        self._tokenizer = model.tokenizer if isinstance(model, Model) else tokenizer
+        self._eos_id = model.card.eos_id if isinstance(model, Model) else getattr(tokenizer, "eos_token_id", None)
         self._texts: dict[int, str] = {}  # of tokens that were met
-        self._projections = OutputProjections(network)
-        self._weights = SameWeights(network)
+        self._projections = OutputProjections(self.network)
+        self._weights = SameWeights(self.network)
         self._async_writer = AsyncWriter()
         self.has_recorded = False
         self.prompts_asked: int | None = None
@@ -241,6 +241,16 @@ class Recorder(Watcher):
         several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
         lengths = context.prompt_lengths or start.prompt_lengths
         heads = next(iter(measured.values()))["sums"].shape[1]
+        parameter = next(self.network.parameters(), torch.empty(0))
+        dtype = str(parameter.dtype).removeprefix("torch.")  # the card's is that of loading
+        card: dict[str, Any] = {"name": type(self.network).__name__}
+        if self.model is not None:
+            card = {**self.model.card.as_dict(), "dtype": dtype}
+            if were_changed(self.network, self.model.card.weight_hash):
+                parameters = sum(one.numel() for one in self.network.parameters())
+                card |= {"weight_hash": None, "parameters": parameters, "layers": len(measured)}
+        versions = {name: version(name) for name in ("sinkscope", "transformers")}
+        versions |= {"torch": torch.__version__, "python": platform.python_version()}
         manifests = []
         for number in range(len(start.prompt_lengths)):
             row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
@@ -249,7 +259,10 @@ class Recorder(Watcher):
                 sampler["seed"] += number
             manifests.append(
                 {
-                    **self._about_the_model(len(measured)),
+                    "model": card,
+                    "device": str(parameter.device),
+                    "dtype": dtype,
+                    "versions": versions,
                     "command": command_line(),
                     "causal": step.causal,
                     "sampler": sampler,
@@ -273,20 +286,6 @@ class Recorder(Watcher):
         writers = self.destination.open(manifests, several)
         self.has_recorded = True
         return {number: _Prompt(writer, lengths[number]) for number, writer in enumerate(writers)}
-
-    def _about_the_model(self, layers: int) -> dict[str, Any]:
-        """Return what a manifest says of the network, of which so many layers were measured, and of its surroundings."""
-        parameter = next(self.network.parameters(), torch.empty(0))
-        dtype = str(parameter.dtype).removeprefix("torch.")  # the card's is that of loading
-        card: dict[str, Any] = {"name": type(self.network).__name__}
-        if self.model is not None:
-            card = {**self.model.card.as_dict(), "dtype": dtype}
-            if were_changed(self.network, self.model.card.weight_hash):
-                parameters = sum(one.numel() for one in self.network.parameters())
-                card |= {"weight_hash": None, "parameters": parameters, "layers": layers}
-        versions = {"sinkscope": version("sinkscope"), "torch": torch.__version__}
-        versions |= {"transformers": version("transformers"), "python": platform.python_version()}
-        return {"model": card, "device": str(parameter.device), "dtype": dtype, "versions": versions}
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
         return [plain_values(one.describe(prompt)) for one in self._hiders.values()]

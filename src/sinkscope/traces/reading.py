@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sinkscope.axes import TRACE_AXES
+from sinkscope.axes import TOPPED, TRACE_AXES
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
@@ -26,7 +26,7 @@ from sinkscope.traces.format import (
     hidden_rules,
     read_part,
 )
-from sinkscope.traces.trace_array import TOPPED, TopArray, TraceArray
+from sinkscope.traces.trace_array import TopArray, TraceArray
 
 
 class Trace:

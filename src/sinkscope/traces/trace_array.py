@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.axes import KEY, TRACE_AXES
+from sinkscope.axes import KEY, TOPPED, TRACE_AXES
 from sinkscope.traces.format import DTYPES, Part, widen
 
 _REDUCTIONS = ("all", "any", "argmax", "argmin", "max", "mean", "min", "std", "sum", "var")
-TOPPED = ("column_sums", "last_query", "newest_columns")
 KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")
 
 
