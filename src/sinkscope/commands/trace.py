@@ -18,8 +18,6 @@ from sinkscope.runs.share import expect_one_process, share_of_process
 
 Prompt = str | list[dict[str, str]]
 """A text, or the messages of a conversation."""
-Place = tuple[int, int, int]
-"""Step, layer and head of an attention map."""
 MOST_COLUMNS = 256 * 10**6
 """Bytes of a trace from which ``--keep auto`` keeps the largest columns only."""
 
@@ -228,13 +226,8 @@ def trace_size(model: Any, prompt: int, settings: Any) -> int:
 
 
 def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hide: str = "none") -> bool:
-    """Generate answers to the prompts of this process under a rule, and add their statistics to a folder.
-
-    Under torchrun each process takes every n-th prompt. A prompt is always generated alone, so the result does not
-    depend on the number of processes. A run that was killed continues with the prompts that are missing.
-
-    Returns:
-        Whether this process is the one that reports the complete folder.
+    """Generate answers to the prompts of this process under a rule, each alone, and add the statistics of those that are
+    missing to a folder; return whether this process is the one that reports the complete folder.
     """
     import sinkscope
     from sinkscope.decoding import described
@@ -290,7 +283,7 @@ def numbered_prompts(path: Path, kind: Any = str | list) -> Iterator[tuple[str, 
         yield where, found
 
 
-def read_places(text: str) -> list[Place]:
+def read_places(text: str) -> list[tuple[int, int, int]]:
     """Return the places that ``step:layer:head,…`` names."""
     try:
         return [(step, layer, head) for step, layer, head in (map(int, one.split(":")) for one in text.split(","))]
@@ -298,8 +291,8 @@ def read_places(text: str) -> list[Place]:
         raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {text!r}") from error
 
 
-def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[Place]) -> None:
-    """Store single maps with the traces that were just written."""
+def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[tuple[int, int, int]]) -> None:
+    """Store single maps with traces."""
     from sinkscope.recorder.attention_map import recompute_map
     from sinkscope.traces import open_trace
     from sinkscope.traces.stored_maps import check_place, store_map

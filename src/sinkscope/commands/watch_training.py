@@ -42,11 +42,10 @@ class WatchTraining(Command):
         from sinkscope.runs.folder import claimed_folder
 
         expect_one_process("watch-training")
-        if not self.runs:
-            raise CallError("expected at least one folder of a training run")
         fresh = [folder for folder in self.runs if not (folder / MANIFEST).exists()]
-        if len({_name_of(folder) for folder in fresh}) < len(fresh):
-            raise CallError("expected folders of different names, for the parts of --out, found one of them twice")
+        if not self.runs or len({_name_of(folder) for folder in fresh}) < len(fresh):
+            found = "one of them twice" if fresh else "none"
+            raise CallError(f"expected folders of training runs of different names, found {found}")
         for folder in fresh:
             if (folder / "watch" / MANIFEST).exists():
                 note(f"{folder / 'watch'} was measured while {folder} trained; now its snapshots are measured")

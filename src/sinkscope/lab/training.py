@@ -264,10 +264,8 @@ def train_checkpoint(
     command: str = "",
     watch: Watch | None = None,
 ) -> Path:
-    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. See `train`.
-
-    The weights are written last, by a rename, so a folder with weights is finished; ModelError is raised where a file
-    beside them is missing or damaged.
+    """Train a recipe into a checkpoint that `sinkscope.load` reads, or resume a killed run; see `train`. The weights are
+    written last, so a folder with weights is finished; raise ModelError where a file beside them is missing or damaged.
     """
     change = recipe.adaptation
     if change is not None and (change.block or change.first_alone):

@@ -29,9 +29,6 @@ class AttentionMap:
     difference between its columns and the recorded ones, in queries' worth of attention.
     """
 
-    step: int
-    layer: int
-    head: int
     attention: Float[np.ndarray, "query key"]
     largest_difference: float
 
@@ -89,7 +86,7 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         if hidden:
             why = "It was written while keys were hidden, and maps are recomputed without hiding"
         raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
-    return AttentionMap(step, layer, head, attention, difference)
+    return AttentionMap(attention, difference)
 
 
 def _check_weights(model: Model, trace: Trace) -> None:
