@@ -64,7 +64,9 @@ def recording(
             f"a generation of {type(network).__name__} has begun, here or in another thread; open the recording first, "
             "or load it once per thread"
         )
-    folder, recorder, statistics = Path(out), None, None  # type: Path, Any, StatisticsFolder | None
+    folder = Path(out)
+    recorder: Any = None
+    statistics: StatisticsFolder | None = None
     with (
         claimed_folder(folder, TraceError),
         room_in(folder, overwrite, lambda: recorder is not None and recorder.has_recorded),
