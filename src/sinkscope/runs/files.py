@@ -184,7 +184,8 @@ def compare_sealed(path: Path, failure: Failure, advice: str = "", update: int |
         metadata = header.get("__metadata__", {})
         whole = SHA256 not in metadata or metadata[SHA256] == _digest(header, iter(lambda: file.read(_PIECE), b""))
     if not whole:
-        raise failure(f"{path}: expected the tensors whose sha256 it holds, found others; {advice or DAMAGED}")
+        found = "others, or no safetensors file"
+        raise failure(f"{path}: expected the tensors whose sha256 it holds, found {found}; {advice or DAMAGED}")
     found = metadata.get("update", "none" if SHA256 in metadata else update)
     if update is not None and str(found) != str(update):
         raise failure(f"{path}: expected update {update}, as its name says, found {found}; rename it back")
