@@ -1,7 +1,7 @@
 """What the caller has set for torch changes nothing: a default device, a default type, an autocast."""
 
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,20 +15,38 @@ from sinkscope.lab.vocabulary import build_tokenizer
 
 PROMPTS = ["Q: 1 + 2\nA:", "Q: 1 + 2 + 3\nA:"]
 ON_META = torch.device("meta")  # where nothing can be read
+TENSORS = ("column_sums", "self_attention", "value_norms", "output_norms", "confidence", "tokens")
 
 
-@pytest.mark.parametrize("rule", ["top:1@current", "mass:1", "persistent:1", "class:1", "window:2+5"])
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def recorded(model, rule, out, **settings):
+    settings = {"length": 8, "steps": 4, "block": 8} | settings
+    with sinkscope.recording(model, out=out), sinkscope.parse_rule(rule)(model):
+        answers = sinkscope.generate(model, PROMPTS, **settings)
+    trace = sinkscope.open_traces(out)[1]
+    return [one.tokens.tolist() for one in answers], {name: getattr(trace, name)[:] for name in TENSORS}
+
+
+@pytest.mark.parametrize("rule", ["none", "top:1@current", "mass:1", "persistent:1", "class:1", "window:2+5"])
 def test_a_recorded_generation(diffusion, tmp_path, rule):
-    def written(out):
-        with sinkscope.recording(diffusion, out=Path(out)), sinkscope.parse_rule(rule)(diffusion):
-            answers = sinkscope.generate(diffusion, PROMPTS, length=8, steps=4, block=8, temperature=0.5)
-        return [answer.tokens.tolist() for answer in answers], sinkscope.open_traces(out)[1].column_sums[-1]
-
-    tokens, columns = written(tmp_path / "here")
-    with ON_META:
-        other, there = written(tmp_path / "there")
-    assert other == tokens
-    assert np.array_equal(there, columns, equal_nan=True)
+    settings = {"temperature": 0.5, "seed": 3}
+    tokens, expected = recorded(diffusion, rule, tmp_path / "usual", **settings)
+    for name, unusual in (("device", ON_META), ("dtype", default_dtype(torch.bfloat16))):
+        with unusual:
+            other, found = recorded(diffusion, rule, tmp_path / name, **settings)
+        assert other == tokens
+        for tensor in TENSORS:
+            assert found[tensor].dtype == expected[tensor].dtype, tensor
+            assert np.array_equal(found[tensor], expected[tensor], equal_nan=True), tensor
 
 
 def test_a_model_is_loaded_onto_its_own_device():
@@ -73,14 +91,31 @@ def test_generating_with_a_cache(diffusion, cache):
     assert not any((answer.tokens == diffusion.card.mask_id).any() for answer in answers)
 
 
-@pytest.mark.parametrize("rule", ["none", "top:1@zero"])
-def test_a_recording_of_a_model_with_a_sink_token_under_autocast(rule, tmp_path):
-    model = sinkscope.load("lab-sink-token", dtype="float32")
-    columns = []
-    for autocast in (False, True):
-        out = tmp_path / str(autocast)
-        under = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
-        with under, sinkscope.recording(model, out=out), sinkscope.parse_rule(rule)(model):
-            sinkscope.generate(model, PROMPTS[0], length=8, steps=1, block=8)
-        columns.append(torch.from_numpy(sinkscope.open_trace(out).column_sums[0]))
-    torch.testing.assert_close(columns[1], columns[0], rtol=0.1, atol=0.1)
+@pytest.mark.parametrize("rule", ["none", "top:1"])
+def test_a_recording_under_autocast_is_in_float32(diffusion, tmp_path, rule):
+    _, expected = recorded(diffusion, "none", tmp_path / "plain")
+    with torch.autocast("cpu", torch.bfloat16):
+        _, found = recorded(diffusion, rule, tmp_path / "autocast")
+    for name in TENSORS:
+        assert found[name].dtype == expected[name].dtype, name
+    if rule == "none":
+        assert np.allclose(found["output_norms"][0], expected["output_norms"][0], rtol=0.05, equal_nan=True)
+
+
+@torch.no_grad()
+def test_a_manifest_says_what_became_of_the_model(diffusion_folder, tmp_path):
+    model, stock = sinkscope.load(str(diffusion_folder)), sinkscope.load(str(diffusion_folder)).card
+    for number, (change, dtype, weights) in enumerate(
+        (
+            (lambda network: network, "float32", stock.weight_hash),
+            (lambda network: network.bfloat16(), "bfloat16", stock.weight_hash),
+            (lambda network: network.lm_head.weight.data.mul_(2), "bfloat16", None),
+        )
+    ):
+        change(model.network)
+        with sinkscope.recording(model, out=tmp_path / f"{number}.trace"):
+            sinkscope.generate(model, [5, 9, 11, 7], length=4, steps=4, block=4)
+        manifest = sinkscope.open_trace(tmp_path / f"{number}.trace").manifest
+        assert manifest["model"]["dtype"] == manifest["dtype"] == dtype
+        assert manifest["model"]["stored_dtype"] == stock.stored_dtype
+        assert manifest["model"]["weight_hash"] == weights

@@ -85,32 +85,6 @@ def test_a_generation(diffusion):
     assert "onerror" in shown(sinkscope.Generation(torch.zeros(9, dtype=torch.int64), HOSTILE[1] * 100, 3, 4))
 
 
-def test_an_effect(diffusion):
-    with sinkscope.HideTopSinks(k=2)(diffusion) as hiding:
-        sinkscope.generate(diffusion, "Q: Tom has 7 apples.\nA:", length=8, steps=8, block=8)
-    effect = hiding.effect
-    text = shown(effect)
-    assert f"attention removed : {effect.removed_share:.1%} in 15 heads" in text and "and 5 more" in text
-    layer, head = np.unravel_index(np.nanargmax(effect.removed_share_by_head), (3, 5))
-    share, hits = effect.removed_share_by_head.max(), effect.hit_rate_by_head[layer, head]
-    assert f"still largest {layer} {head} {share:.1%} {hits:.1%}" in text
-
-
-def test_roles():
-    from sinkscope.roles import Roles
-    from sinkscope.roles.head_roles import HeadRole
-    from sinkscope.roles.verdict import Estimate, Rules
-
-    measured = {"share": Estimate(0.25, 0.2, 0.3), "kl.sink.zero": Estimate(None, None, None)}
-    told = [("broadcast", HOSTILE[0], False), ("idle", " and", True), ("undecided", None, None)]
-    heads = tuple(
-        HeadRole(1, head, role, "", 1.0, 0.0, token, measured, None, 1, removable)
-        for head, (role, token, removable) in enumerate(told)
-    )
-    text = shown(Roles("lab", "0123", 6, 6, Rules(), heads, 16, 8, {}))
-    assert "1 1 idle ' and' 25.0% – yes" in text and text.index("1 1 idle") < text.index("1 0 broadcast")
-
-
 def test_a_card_stays_small_and_says_what_is_left_out():
     rows = [[number, "x" * 10_000, *HOSTILE] for number in range(10_000)]
     html = card("title " * 1000, {HOSTILE[0]: HOSTILE[4], "empty": None}, HOSTILE, rows, more=5)

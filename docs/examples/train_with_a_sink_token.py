@@ -5,8 +5,8 @@ import transformers
 
 import sinkscope
 from sinkscope.lab.canvases import CanvasMix
-from sinkscope.lab.objectives import masked_diffusion_loss
 from sinkscope.lab.texts import TextCanvases, read_texts
+from sinkscope.lab.training import masked_diffusion_loss
 
 tokenizer = transformers.AutoTokenizer.from_pretrained("my-model")
 network = transformers.AutoModelForCausalLM.from_pretrained("my-model", dtype=torch.float32)

@@ -18,6 +18,8 @@ from jaxtyping import Float
 
 STEP, LAYER, HEAD, KV_HEAD, KEY, POSITION, SINK = "step", "layer", "head", "kv_head", "key", "position", "sink"
 RANK = "rank"
+TOPPED = ("column_sums", "last_query", "newest_columns")
+"""Tensors of which ``--keep top`` keeps the largest columns."""
 
 TRACE_AXES: dict[str, tuple[str, ...]] = {
     "tokens": (STEP, POSITION),
@@ -38,7 +40,7 @@ TRACE_AXES: dict[str, tuple[str, ...]] = {
     "output_norms": (STEP, LAYER, HEAD, POSITION),
     **{
         f"{kind}{name}{key}": (STEP, LAYER, HEAD, RANK)[: 3 if kind == "rest_" else 4]
-        for name in ("column_sums", "last_query", "newest_columns")
+        for name in TOPPED
         for kind, key in (("top_", ""), ("top_", "_key"), ("rest_", ""))
     },
     "sink_token_columns": (STEP, LAYER, HEAD, SINK),
@@ -61,17 +63,14 @@ TRACE_UNITS: dict[str, str] = {
     "key_norms": "Euclidean norm",
     "hidden_norms": "Euclidean norm of what enters the layer",
     "output_norms": "Euclidean norm of a value behind the head's part of the output projection",
-    "top_column_sums": "queries' worth of attention, the largest columns of a head",
-    "top_column_sums_key": "position, -1 where the canvas has fewer tokens",
-    "rest_column_sums": "queries' worth of attention, mean of the other columns, NaN where there is none",
-    "top_last_query": "share of the newest query's attention, the largest of a head",
-    "top_last_query_key": "position, -1 where the canvas has fewer tokens",
-    "rest_last_query": "share of the newest query's attention, mean of the others, NaN where there is none",
-    "top_newest_columns": "queries' worth of attention, the largest columns of a head from the newest queries",
-    "top_newest_columns_key": "position, -1 where the canvas has fewer tokens",
-    "rest_newest_columns": "queries' worth of attention from the newest queries, mean of the other columns, NaN where there is none",
     "sink_token_columns": "queries' worth of attention; with column_sums, sums to the number of queries",
 }
+for _name in TOPPED:
+    TRACE_UNITS[f"top_{_name}"] = f"{TRACE_UNITS[_name].partition(';')[0]}; the largest of a head"
+    TRACE_UNITS[f"top_{_name}_key"] = "position, -1 where the canvas has fewer tokens"
+    TRACE_UNITS[f"rest_{_name}"] = (
+        f"{TRACE_UNITS[_name].partition(';')[0]}; mean of the others, NaN where there is none"
+    )
 
 
 def lacks_key_heads(norms: Float[np.ndarray, "*any kv_head key"]) -> bool:

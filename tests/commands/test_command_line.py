@@ -72,43 +72,29 @@ def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatc
     assert "1 check failed" in err
 
 
-def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
-    import dataclasses
-
-    import sinkscope
-    from sinkscope.lab.canvases import CanvasMix
-    from sinkscope.lab.recipes import RECIPES, Architecture
-
-    small = Architecture(layers=2, hidden_size=32, heads=2, kv_heads=2, intermediate_size=48, max_positions=128)
-    mix = CanvasMix(tokens=288, lengths=(72, 96), weights=(0.5, 0.5))
-    recipe = dataclasses.replace(RECIPES["lab-diffusion"], architecture=small, canvases=mix, validate_every=5)
-    monkeypatch.setitem(RECIPES, "lab-diffusion", recipe)
-    status, out, _ = run("train", "lab-diffusion", "--out", tmp_path / "m", "--updates", 6)
-    assert status == 0
-    assert out.strip() == str(tmp_path / "m")
-    model = sinkscope.load(str(tmp_path / "m"))
-    assert (model.family.name, model.card.stored_dtype, model.card.layers) == ("llada", "bfloat16", 2)
-    assert [json.loads(line)["update"] for line in (tmp_path / "m" / "training.jsonl").read_text().splitlines()] == [6]
-    status, _, err = run("train", "lab-diffusion", "--out", tmp_path / "m", "--updates", 7)
-    assert status == 1
-    assert "updates 6 → 7" in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
         ("no-such-command", 2, "no command 'no-such-command'; expected one of demo, trace"),
-        ("sinks {tmp}/nothing", 1, "the folder does not exist"),
+        ("sinks {tmp}/nothing", 1, "found no such folder; `sinkscope trace MODEL"),
         ("sinks {trace} --excess 3 --unit mean", 2, "can never hold"),
         ("sinks {trace} --excess many", 2, "--excess"),
-        ("trace lab-difusion --out {tmp}/t", 2, "no model 'lab-difusion': did you mean lab-diffusion or smollm2-diffusion? Expected a"),
-        ("trace {model} --out {tmp}/t", 2, "expected --prompt TEXT"),
+        (
+            "trace lab-difusion --out {tmp}/t",
+            2,
+            "no model 'lab-difusion': did you mean lab-diffusion or smollm2-diffusion? Expected a",
+        ),
+        ("trace {model} --out {tmp}/t", 2, "expected one of --prompt TEXT, --prompts FILE and --problem N"),
         ("trace {model} --prompt Tom --problem 1 --out {tmp}/t", 2, "found --prompt and --problem"),
         ("trace {model} --prompt aardvarks --out {tmp}/t", 2, "does not know 'aardvarks'"),
         ("trace {model} --prompt Tom --length 20 --block 8 --out {tmp}/t", 2, "length must be a multiple of block"),
         ("trace {model} --prompt Tom --top-k 3 --out {tmp}/t", 2, "llada has no setting 'top_k'"),
         ("trace {model} --prompt Tom --length 8 --out {tmp}/file", 2, "found a file on the way"),
-        ("trace {model} --prompt Tom --keep-maps 1:0:0 --hide top:1 --out {tmp}/t", 2, "recomputed without --hide"),
+        (
+            "trace {model} --prompt Tom --keep-maps 1:0:0 --hide top:1 --out {tmp}/t",
+            2,
+            "--keep-maps is not used with --hide and --cache",
+        ),
         ("trace {model} --prompt Tom --hide unheard-of:1 --out {tmp}/t", 2, "no rule 'unheard-of:1'; expected one of"),
         ("trace {model} --prompts {tmp}/odd.jsonl --out {tmp}/t", 2, "odd.jsonl, line 2: prompt: "),
         ("trace {model} --prompts {tmp}/none --out {tmp}/t", 2, "cannot be read"),
@@ -158,18 +144,6 @@ def test_a_command_loads_no_more_than_it_needs(trace_folder, arguments, unloaded
     assert len(done.stdout) > 100 and done.stdout.splitlines()[-1] == "loaded:"
 
 
-def test_a_trace_is_replaced_where_that_is_said(run, diffusion_folder, tmp_path):
-    call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--out", tmp_path / "t")
-    assert run(*call)[0] == 0
-    status, _, err = run(*call)
-    assert status == 2 and "choose another folder, or replace it: overwrite=True, --overwrite" in err
-    assert run(*call, "--overwrite")[0] == 0
-    assert run(*call, "--overwrite", "--keep", "statistics", "--hide", "top:1")[0] == 0
-    status, _, err = run(*call, "--keep", "statistics")
-    assert status == 2 and "holds statistics of another run" in err and "or replace it: --overwrite" in err
-    assert run(*call, "--overwrite", "--keep", "statistics")[0] == 0
-
-
 def test_a_rule_that_needs_a_longer_canvas_is_refused_before_a_folder_is_made(run, diffusion_folder, tmp_path):
     call = ("trace", diffusion_folder, "--prompt", PROMPT, "--length", 8, "--hide", "top:1000", "--out", tmp_path / "a")
     status, out, err = run(*call)
@@ -200,7 +174,7 @@ def test_statistics_under_a_rule_say_so_and_go_on_only_under_the_same(run, diffu
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     status, _, err = run(*call, "--overwrite")
-    assert status == 2 and "--overwrite: expected one process, found several of torchrun" in err
+    assert status == 2 and "--overwrite is not used by several processes of torchrun" in err
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from sinkscope import cli
 from sinkscope.figures import draw_figure, page_numbers
-from sinkscope.recorder.statistics_destination import merge_statistics
+from sinkscope.recorder.destinations import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces.statistics_folder import StatisticsFolder
 

@@ -6,7 +6,7 @@ import pytest
 from sinkscope.errors import CallError
 from sinkscope.figures import draw_figure, draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
-from sinkscope.recorder.statistics_destination import merge_statistics
+from sinkscope.recorder.destinations import merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.statistics.step import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder

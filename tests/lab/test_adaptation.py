@@ -122,7 +122,7 @@ def test_what_a_query_sees():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("lab-diffusion", "--rank", "4"), "--rank: goes with the recipe adapted"),
+        (("lab-diffusion", "--rank", "4"), "--rank is not used with lab-diffusion, but with adapted"),
         (("adapted", "--base", "lab-diffusion"), "expected a causal"),
         (("adapted", "--base", "lab-autoregressive", "--mask-token", "xyz"), "mask token: expected one of"),
     ],

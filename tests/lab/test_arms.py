@@ -9,11 +9,10 @@ from closeness import assert_close, terms_of
 
 import sinkscope
 from sinkscope.lab.canvases import draw_canvases
-from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss
 from sinkscope.lab.recipes import RECIPES, SHORT, Architecture
 from sinkscope.lab.run_folder import LOG
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.training import train_checkpoint
+from sinkscope.lab.training import mask_canvases, masked_diffusion_loss, train_checkpoint
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models.folding import fold
 

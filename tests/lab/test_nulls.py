@@ -2,7 +2,6 @@
 known.
 """
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,49 +12,15 @@ from closeness import assert_close
 import sinkscope
 from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.nulls import (
-    EVERY,
-    LEAST_MARGIN,
     LETTERS,
     NULL,
-    TRIGGER,
     NullTask,
     draw_nulls,
     draw_prompt,
-    null_tokenizer,
 )
-from sinkscope.lab.objectives import next_token_loss
 from sinkscope.lab.prompts import problem_prompt, problem_prompts
 from sinkscope.lab.recipes import RECIPES
-
-
-def texts(canvases):
-    names = null_tokenizer().convert_ids_to_tokens
-    return [names(row) for row in canvases.tokens.tolist()]
-
-
-def lead(letters):
-    (first, most), (_, next_one) = (
-        (Counter(letters) + Counter({"": 0, "-": 0})).most_common(2) if letters else (("", 0), ("", 0))
-    )
-    return first, most - next_one
-
-
-def test_a_triggered_answer_is_the_most_frequent_letter_so_far():
-    task, seen = NullTask(2, "triggered"), 0
-    for row in texts(draw_nulls(task, 0, 0)):
-        for at in [place for place, token in enumerate(row) if token == TRIGGER]:
-            letter, margin = lead([token for token in row[:at] if token in LETTERS])
-            assert row[at + 1] == letter and margin >= LEAST_MARGIN and at >= task.front + task.nulls
-            seen += 1
-    assert seen > 100
-
-
-def test_a_placed_answer_is_the_most_frequent_letter_of_the_front():
-    task = NullTask(2, "placed")
-    front = task.front + task.nulls
-    for row in texts(draw_nulls(task, 0, 0)):
-        letter, margin = lead([token for token in row[:front] if token in LETTERS])
-        assert set(row[front + EVERY - 1 :: EVERY]) == {letter} and margin >= LEAST_MARGIN
+from sinkscope.lab.training import next_token_loss
 
 
 def test_the_loss_is_that_of_the_answers():

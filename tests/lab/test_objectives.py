@@ -6,9 +6,9 @@ import torch
 from closeness import assert_close, terms_of
 
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix, draw_canvases
-from sinkscope.lab.objectives import mask_canvases, masked_diffusion_loss, next_token_loss
 from sinkscope.lab.recipes import Architecture, Recipe
 from sinkscope.lab.starting_network import build_network
+from sinkscope.lab.training import mask_canvases, masked_diffusion_loss, next_token_loss
 from sinkscope.lab.vocabulary import build_tokenizer
 
 MASK, LEAST = 2, 1e-3
@@ -64,20 +64,6 @@ def test_only_masks_change_and_weights_stand_only_on_masks(canvases):
     for seed in range(20):
         noisy, _, maskable = mask_canvases(canvases, MASK, 0.0, seeded(seed))
         assert torch.equal(noisy[questions], canvases.tokens[questions]) and maskable == int((~questions).sum())
-
-
-def test_the_rate_of_an_answer_is_one_over_its_weight():
-    canvases = block_canvases(rows=16, answers=4, width=2000)
-    noisy, weights, _ = mask_canvases(canvases, MASK, 0.0, seeded(0))
-    rates = rates_of(weights, canvases, 4)
-    for row, number in torch.cartesian_prod(torch.arange(16), torch.arange(4)).tolist():
-        mine = canvases.answers[row] == number
-        p = float(rates[row, number])
-        if math.isnan(p):
-            continue
-        assert len(weights[row][mine].unique()) == 2  # 0 and 1/p
-        count = int((noisy[row][mine] == MASK).sum())
-        assert abs(count - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p)) + 1, (p, count)
 
 
 def test_t_of_one_answer_is_uniform_over_updates():

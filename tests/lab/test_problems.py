@@ -2,15 +2,14 @@
 
 import hashlib
 import random
-import re
 from itertools import islice
 
 import pytest
 
 from sinkscope.lab import problems
+from sinkscope.lab.canvases import CanvasMix, draw_canvases
+from sinkscope.lab.nulls import NullTask, draw_nulls
 from sinkscope.lab.problems import (
-    LARGEST,
-    QUESTIONS,
     held_out_code_tasks,
     held_out_problems,
     make_code_task,
@@ -19,18 +18,18 @@ from sinkscope.lab.problems import (
     training_code_tasks,
     training_problems,
 )
+from sinkscope.lab.recipes import SHORT
 from sinkscope.lab.vocabulary import BOS, build_tokenizer, question_text, render
 
 # A change of the generators moves every published number, so it must be made on purpose.
-PROBLEMS_SHA256 = "82661fa1c9f07005fe5edfb016bc1059e3ed63749735f44ef1fe350b576488bb"
-TASKS_SHA256 = "4ef5b4bca214d7a67b18d81313c97fd2421617bba45e7c75335b187f436be724"
-LINE = re.compile(r"(?:Then )?(\d+) ([+*-]) (\d+) = (\d+)\.")
+PROBLEMS_SHA256 = "93ab41683f40952a7ba366fe3c039ac64cf69f7d2b5e58e169541810530742a2"
+TASKS_SHA256 = "b5faca1dd16e7e0fa41f5eb8452c2cb8f5165d97a69909ce9420a131feea06f5"
 
 
 @pytest.fixture(scope="module")
 def drawn():
     rng = random.Random(7)
-    return [make_problem(rng) for _ in range(3000)]
+    return [make_problem(rng) for _ in range(200)]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def drawn():
 )
 def test_the_held_out_sets_are_fixed(held_out, count, sha256):
     assert len({problem.question for problem in held_out()}) == len(held_out()) == count
-    texts = "\n\n".join(f"{problem.question}\n{problem.worked}" for problem in held_out())
+    texts = "\n\n".join(f"{one.question}\n{one.worked}\n{one.result}" for one in held_out())
     assert hashlib.sha256(texts.encode()).hexdigest() == sha256
 
 
@@ -55,53 +54,12 @@ def test_no_held_out_question_is_trained_on(held_out, stream, count, monkeypatch
     assert questions[10] not in fresh and not {problem.question for problem in held_out()}.isdisjoint(fresh)
 
 
-def test_every_worked_answer_is_right(drawn):
-    """One to three operations on numbers of the question and earlier results, each computed again."""
-    counts = set()
-    for problem in (*drawn, *held_out_problems()):
-        *lines, last = problem.worked.split("\n")
-        given = [int(number) for number in re.findall(r"\d+", problem.question)]
-        known = list(given)
-        for line in lines:
-            left, symbol, right, result = LINE.fullmatch(line).groups()
-            left, right, result = int(left), int(right), int(result)
-            assert result == {"+": left + right, "-": left - right, "*": left * right}[symbol], line
-            assert left in known and right in known and 1 <= result <= LARGEST
-            known.append(result)
-        assert last == f"#### {known[-1]}" and read_result(problem.worked) == problem.result == str(known[-1])
-        assert all(1 <= number <= LARGEST for number in given)
-        counts.add(len(lines))
-    assert counts == {1, 2, 3} and {problem.template for problem in drawn} == {*QUESTIONS}
-
-
 @pytest.mark.parametrize(
     ("answer", "result"),
     [("#### 3 and then #### 4", "4"), ("####12", "12"), ("#### -3", "-3"), ("#### 120 apples", "120"), ("is 12", None)],
 )
 def test_read_result(answer, result):
     assert read_result(answer) == result
-
-
-def passes(program, task):
-    """Whether a program passes a task's tests; our own programs only, no model's."""
-    try:
-        exec(f"{program}\n{task.result}", {})
-    except Exception:
-        return False
-    return True
-
-
-def test_the_tests_of_a_task_pass_its_worked_answer_alone():
-    """Not an empty function, nor one with another number."""
-    for task in held_out_code_tasks():
-        head, body = task.worked.split("\n", 1)
-        assert f"Write a function {head[4:-1]} that " in task.question
-        assert task.result.count("assert ") >= 3 and passes(task.worked, task), task
-        assert not passes(f"{head}\n    return None", task), task
-        for found in re.finditer(r"\b\d+", body):
-            for number in (int(found[0]) + 1, int(found[0]) - 1):
-                wrong = f"{head}\n{body[: found.start()]}{number}{body[found.end() :]}"
-                assert not passes(wrong, task), (wrong, task)
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +85,12 @@ def test_the_chat_template_is_the_few_shot_prompt(tokenizer, drawn):
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == f"{BOS}{render(first)}\n\n{question_text(second)}"
+
+
+def test_the_streams_are_fixed(tokenizer):
+    """A change moves every training, so it must be made on purpose."""
+    drawn = [draw_canvases(mix, tokenizer, 0, update) for update in range(6) for mix in (CanvasMix(), SHORT)]
+    nulls = [draw_nulls(NullTask(2, answers), 0, 3) for answers in ("triggered", "placed")]
+    for batches, digest in ((drawn, "be09f59a3dee81f2"), (nulls, "6139be39dfc542e2")):
+        content = b"".join(one.numpy().tobytes() for batch in batches for one in (batch.tokens, batch.answers))
+        assert hashlib.sha256(content).hexdigest()[:16] == digest

@@ -48,7 +48,7 @@ def test_json_lines_have_texts_or_prompts_with_answers(tmp_path):
         ("a.jsonl", '{"prompt": "x"}\n', r"a\.jsonl, line 1: expected .*, found"),
         ("a.jsonl", '\n{"text": "x"}\nnonsense', r"line 3: expected JSON"),
         ("a.json", '[{"text": "x"}]', "expected plain text, or JSON lines in a file"),
-        ("a.txt", " \n\n ", "expected text to train on, found none"),
+        ("a.txt", " \n\n ", "expected plain text, or JSON lines in a file"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(tmp_path, name, content, message):

@@ -13,12 +13,10 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "decoding"))
 
-from seeded_models import block_causal, seeded_model
-from seeded_network import seeded_network
+from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.attention import Watcher, subscribed
-from sinkscope.sinks import last_query_window
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 9]
 
@@ -89,43 +87,6 @@ def test_of_a_long_prompt_only_the_newest_row_is_known(tmp_path):
     np.testing.assert_allclose(trace.newest_columns[0, ..., :28].sum(-1), 1, atol=1e-4)
     np.testing.assert_allclose(trace.newest_columns[1, ..., :32].sum(-1), 1 + 4, atol=1e-4)
     assert trace.newest_columns.shape[-1] == 40 and np.isnan(trace.newest_columns[0, ..., 28:]).all()
-
-
-@torch.no_grad()
-def test_blocks_of_one_token_are_the_autoregressive_window(tmp_path):
-    """One end of the definition: a causal network of the same weights, fed the same tokens, has the same columns and
-    the same window.
-    """
-    model = seeded_model("sdar", 0)
-    trace = recorded(model, tmp_path / "blocks", length=25, block=1, block_steps=1, temperature=0.0)
-    answer = trace.tokens[trace.steps - 1].astype(np.int64)
-    causal = seeded_network("qwen3", 0)
-    with sinkscope.recording(causal, out=tmp_path / "causal"):
-        found = causal(torch.from_numpy(answer[: len(PROMPT)])[None], use_cache=True)
-        for token in answer[len(PROMPT) :]:
-            found = causal(torch.tensor([[token]]), past_key_values=found.past_key_values, use_cache=True)
-    other = sinkscope.open_trace(tmp_path / "causal")
-    reads = [step for step in range(trace.steps) if not (trace.written[step] >= 0).any()]
-    assert len(reads) == other.steps == 26
-    np.testing.assert_allclose(trace.column_sums[:][reads], other.column_sums[:], atol=2e-4)
-    window = last_query_window(other.last_query[:], 16)
-    # The first step of a causal model knows one row of its prompt; the nine of this one are few enough to be known
-    # whole.
-    np.testing.assert_allclose(trace.newest_columns[:][reads][16:], window[16:], atol=2e-4)
-
-
-@torch.no_grad()
-def test_a_block_as_long_as_the_canvas_is_the_diffusion_column(tmp_path):
-    """The other end: every step makes all rows anew, as in a bidirectional network of the same weights."""
-    model = seeded_model("sdar", 0)
-    trace = recorded(model, tmp_path / "t", length=11, block=20, block_steps=4, temperature=0.0)
-    whole = block_causal(seeded_network("qwen3", 0).config, 0, block=128)
-    for step in range(trace.steps):
-        with sinkscope.recording(whole, out=tmp_path / f"{step}"):
-            whole(torch.from_numpy(trace.tokens[step].astype(np.int64))[None], use_cache=False)
-        columns = sinkscope.open_trace(tmp_path / f"{step}").column_sums[0]
-        np.testing.assert_allclose(trace.column_sums[step], columns, atol=2e-4)
-        np.testing.assert_allclose(trace.newest_columns[step], columns, atol=2e-4)
 
 
 @pytest.mark.parametrize("rule", ["top:2", "window:2+4"])

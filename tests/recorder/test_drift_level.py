@@ -121,7 +121,7 @@ def test_the_command_writes_numbers_and_a_figure(run, diffusion_folder, tmp_path
 def test_what_has_no_drift_is_refused(diffusion, autoregressive, tmp_path):
     refused = pytest.raises(CallError, match="drift needs a canvas that every step computes again")
     with refused, sinkscope.recording(autoregressive, out=tmp_path / "a", keep="drift"):
-        pass
+        sinkscope.generate(autoregressive, PROMPTS[0], length=4)
     with refused, sinkscope.recording(diffusion, out=tmp_path / "c", keep="drift"):
         sinkscope.generate(diffusion, PROMPTS[0], length=4, cache="block")
 

@@ -12,6 +12,7 @@ from closeness import assert_close, terms_of
 from processes import environment
 
 import sinkscope
+from sinkscope.decoding import resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.statistics import Summary, summarise
 from sinkscope.traces import read_statistics
@@ -78,19 +79,6 @@ def test_statistics_are_those_of_the_whole_traces(kept):
     assert {path.name for path in (kept / "statistics").iterdir()} == {"manifest.json", "statistics.safetensors"}
     vocabularies = [trace.manifest["vocabulary"].items() for trace in sinkscope.open_traces(kept / "columns")]
     assert texts == {int(token): text for one in vocabularies for token, text in one}
-
-
-def test_a_generation_that_fails_counts_for_nothing(diffusion, tmp_path):
-    def stop(step):
-        if step.number == 3:
-            raise KeyError("stopped")
-
-    with pytest.raises(KeyError), sinkscope.recording(diffusion, out=tmp_path / "s", keep="statistics"):
-        sinkscope.generate(diffusion, SHORT, length=4)
-        sinkscope.generate(diffusion, QUESTION, length=4, on_step=stop)
-    manifest, arrays, _ = read_statistics(tmp_path / "s")
-    assert (manifest["complete"], manifest["prompts"]) == (False, 1)
-    assert arrays["steps"] == 4
 
 
 def test_a_prompt_counts_once(diffusion, tmp_path):
@@ -175,24 +163,6 @@ def test_the_same_command_goes_on_after_kill_9(alone, diffusion_folder, prompts,
     assert_same_statistics(alone, out)
 
 
-def test_sinks_prints_the_statistics(kept, run):
-    status, out, error = run("sinks", kept / "statistics", "--json")
-    assert (status, error) == (0, "")
-    document = json.loads(out)
-    assert (document["level"], document["prompts"], document["complete"]) == ("statistics", 2, True)
-    assert document["counts"]["sinks"] == Summary.from_arrays(read_statistics(kept / "statistics")[1]).sinks
-    assert set(document["means"]) == {"by_prompt", "by_layer_and_head", "norms_by_layer", "epsilon_curve"}
-    assert "2 prompts, " in run("sinks", kept / "statistics")[1]
-
-
-@pytest.mark.slow
-def test_other_settings_in_the_same_folder_are_refused(alone, run, diffusion_folder, prompts):
-    settings = ("--keep", "statistics", "--length", 12, "--block", 6)
-    status, _, error = run("trace", diffusion_folder, "--prompts", prompts, "--out", alone, *settings)
-    assert status == 2
-    assert "holds statistics of another run: expected sampler" in error
-
-
 def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, tmp_path, capsys):
     from sinkscope.commands.trace import keep_maps
     from sinkscope.recorder.attention_map import recompute_map
@@ -211,3 +181,20 @@ def test_trace_keeps_the_maps_it_is_asked_for(run, diffusion, diffusion_folder, 
     assert_close(stored_map(trace, 1, 2, 3), expected, terms=terms_of(diffusion.network, 32))
     status, printed, _ = run("map", out, "--step", 1, "--layer", 2, "--head", 3, "--json")
     assert json.loads(printed)["source"] == "stored"
+
+
+def test_auto_keeps_the_largest_columns_where_all_would_be_too_many(
+    run, diffusion, diffusion_folder, tmp_path, monkeypatch
+):
+    from sinkscope.commands import trace as command
+
+    call = ("trace", diffusion_folder, "--prompt", SHORT, "--length", 8, "--block", 8)
+    for most, level in ((10**9, "columns"), (1, "top")):
+        monkeypatch.setattr(command, "MOST_COLUMNS", most)
+        status, _, err = run(*call, "--out", tmp_path / level)
+        assert status == 0 and ("keeping the 8 largest columns of each head" in err) == (level == "top")
+        assert sinkscope.open_trace(tmp_path / level).manifest["level"] == level
+    trace = sinkscope.open_trace(tmp_path / "columns")
+    size = sum(getattr(trace, name)[:].nbytes for name in trace.tensors if "layer" in getattr(trace, name).axes)
+    settings = resolve_settings(diffusion.family, length=8, block=8)
+    assert command.trace_size(diffusion, trace.manifest["prompt_length"], settings) == size

@@ -214,15 +214,6 @@ def test_an_autoregressive_step_writes_the_position_behind_its_canvas(recorded):
         assert np.isnan(np.delete(trace.confidence[step], length)).all()
 
 
-def test_a_row_of_a_batch_is_recorded_as_if_it_were_alone(diffused, diffusion, tmp_path):
-    with sinkscope.recording(diffusion, out=tmp_path / "alone"):
-        sinkscope.generate(diffusion, PROMPTS[1], length=LENGTH, block=BLOCK, steps=STEPS)
-    alone, row = sinkscope.open_trace(tmp_path / "alone"), diffused[1].trace
-    shares = probabilities_of(diffusion.network, torch.from_numpy(alone.tokens[-1:].astype(np.int64)))
-    for name in alone.tensors:
-        assert_close(getattr(row, name)[:], getattr(alone, name)[:], **shares, what=name)
-
-
 def test_rows_that_have_met_eos_are_no_longer_recorded(autoregressive, tmp_path):
     plain = sinkscope.generate(autoregressive, PROMPTS, length=LENGTH)
     answers = [answer.tokens[answer.prompt_length :].tolist() for answer in plain]

@@ -1,7 +1,4 @@
-import errno
-import os
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +8,6 @@ from leaves_no_trace import compare, look
 
 import sinkscope
 from sinkscope.attention import current_session
-from sinkscope.errors import CallError, TraceError
-from sinkscope.traces import writing
 
 QUESTION = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SHORT = "Q: Write a function f(x) that returns x plus 3.\nA:"
@@ -100,48 +95,6 @@ def test_a_sampler_that_raises_leaves_its_steps_and_says_incomplete(family, out)
     assert not trace.complete
     assert trace.steps == 4
     assert_close(np.nansum(trace.column_sums[:, 0, 0], axis=-1), trace.lengths[:], terms=3 * int(trace.lengths[-1]))
-
-
-def full(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_disk_that_fills_up_is_one_clear_message_and_leaves_no_trace_on_the_model(family, out, monkeypatch):
-    model, settings = family
-    before = look(model.network, IDS)
-    monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: 0.0))  # one part, however slow the machine
-    with pytest.raises(TraceError) as caught, sinkscope.recording(model, out=out), monkeypatch.context() as patch:
-        fill = lambda step: patch.setattr(os, "fsync", full) if step.number == 5 else None  # noqa: E731
-        sinkscope.generate(model, SHORT, **settings, on_step=fill)
-    assert "steps-000000.safetensors cannot be written (No space left on device)" in str(caught.value)
-    assert [path.name for path in out.iterdir()] == ["manifest.json"]
-    assert not sinkscope.open_trace(out).complete
-    compare(before, look(model.network, IDS), "after the recording")
-
-
-def test_an_occupied_folder_is_refused_before_the_model_is_touched(diffusion, out):
-    out.mkdir()
-    (out / "notes.txt").write_text("mine")
-    with pytest.raises(CallError, match="already holds files"), sinkscope.recording(diffusion, out=out):
-        pass
-    assert current_session(diffusion.network) is None
-    assert [path.name for path in out.iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize("keep", ["columns", "top", "statistics"])
-def test_the_same_folder_can_be_recorded_again_where_that_is_said(diffusion, out, keep):
-    def record(**more):
-        with sinkscope.recording(diffusion, out=out, keep=keep, **more):
-            sinkscope.generate(diffusion, QUESTION, length=8, steps=8, block=8)
-        return {path.name: path.stat().st_ino for path in out.iterdir()}
-
-    first = record()
-    held = "statistics" if keep == "statistics" else "a trace"
-    with pytest.raises(CallError, match=f"already holds {held}; choose another folder, or replace it"):
-        record()
-    assert {path.name: path.stat().st_ino for path in out.iterdir()} == first
-    again = record(overwrite=True)
-    assert "manifest.json" in again and again != first
 
 
 def test_the_manifest_says_what_made_the_trace(family, out):
@@ -252,3 +205,11 @@ def test_plain_forward_calls_are_steps_of_one_trace(family, out):
         found = trace.column_sums[step, ..., : len(canvas)]
         assert_close(found, eager_columns(model.network, canvas), terms=terms_of(model.network, 64))
         assert not np.isnan(trace.self_attention[step, ..., : len(canvas)]).any()
+
+
+def test_maps_that_are_asked_for_are_warned_of_once(diffusion, out):
+    """Transformers gives none of them: an empty tuple."""
+    told = pytest.warns(RuntimeWarning, match="output_attentions=True gives no maps inside a recording")
+    with told as found, sinkscope.recording(diffusion, out=out), torch.no_grad():
+        maps = [diffusion.network(IDS, output_attentions=True).attentions for _ in range(2)]
+    assert len(found) == 1 and not any(maps)

@@ -1,7 +1,5 @@
 """A recording whose steps are written by the thread, as on a GPU: the same trace, the same refusals."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -63,7 +61,10 @@ def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, d
     handle = spoiled.q_proj.register_forward_hook(spoil)
     try:
         with (
-            pytest.raises(AttentionError, match=r"of step 2 .* NaN first in layer model\.layers\.1\.self_attn, head 1"),
+            pytest.raises(
+                AttentionError,
+                match=r"in step 2, found NaN in the attention, first in layer model\.layers\.1\.self_attn, head 1",
+            ),
             sinkscope.recording(diffusion, out=tmp_path / "trace"),
         ):
             sinkscope.generate(diffusion, [5, 9, 11, 7], **SETTINGS)
@@ -71,29 +72,6 @@ def test_a_nan_in_attention_is_told_and_the_trace_says_incomplete(in_a_thread, d
         handle.remove()
     trace = sinkscope.open_trace(tmp_path / "trace")
     assert trace.manifest["complete"] is False and trace.steps == 2
-
-
-@pytest.mark.parametrize("in_a_thread", [False, True])
-def test_a_loop_that_goes_on_after_a_failed_step_leaves_no_hole(in_a_thread, diffusion, tmp_path, monkeypatch):
-    """Whoever catches the error is told again at each step and at the end; the trace ends before it."""
-    monkeypatch.setattr(step_recorder, "AsyncWriter", lambda: AsyncWriter(threaded=in_a_thread))
-    checked, told = [], []
-
-    def check(*_):
-        checked.append(1)
-        if len(checked) == 3:
-            raise AttentionError("not a number")
-
-    monkeypatch.setattr(step_recorder, "check_numbers", check)
-    with pytest.raises(AttentionError, match="not a number"), sinkscope.recording(diffusion, out=tmp_path / "trace"):
-        for number in range(7):
-            try:
-                diffusion.network.model(input_ids=torch.full((1, 12), 5 + number), use_cache=False)
-            except AttentionError:
-                told.append(number)
-            time.sleep(0.01)
-    trace = sinkscope.open_trace(tmp_path / "trace")
-    assert trace.tokens[:, 0].tolist() == [5, 6] and not trace.complete and told
 
 
 @pytest.mark.gpu

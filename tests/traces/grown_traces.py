@@ -8,7 +8,7 @@ import pytest
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.traces import TraceWriter, writing
-from sinkscope.traces.part_files import type_of
+from sinkscope.traces.format import type_of
 
 LAYERS, HEADS, KV_HEADS, SINKS, FIRST_LENGTH, STEPS = 2, 6, 3, 2, 4, 37
 SIZES = {"layer": LAYERS, "head": HEADS, "kv_head": KV_HEADS, "sink": SINKS}

@@ -85,8 +85,8 @@ def unlist(name):
     [
         (damage("README.md"), "README.md: expected the bytes whose sha256 bundle.json gives, found others"),
         (damage(BUNDLE), "bundle.json"),
-        (lambda folder: (folder / "page.html").unlink(), "expected page.html, which bundle.json lists, found none"),
-        (lambda folder: (folder / BUNDLE).unlink(), "expected a bundle with bundle.json, found none"),
+        (lambda folder: (folder / "page.html").unlink(), "page.html: expected the bytes .*, found no file"),
+        (lambda folder: (folder / BUNDLE).unlink(), "bundle.json: cannot be read .*`sinkscope bundle`"),
         (another_name, "bundle.json: files"),
         (unlist("manifest.json"), "expected the files that bundle.json lists, found manifest.json as well"),
     ],
@@ -98,22 +98,9 @@ def test_a_bundle_that_was_changed_is_refused(folder, tmp_path, change, message)
         open_bundle(tmp_path / "b")
 
 
-def test_a_canvas_that_grows_is_bundled_part_by_part(tmp_path, autoregressive, question):
-    with sinkscope.recording(autoregressive, out=tmp_path / "run", keep="top"):
-        sinkscope.generate(autoregressive, question, length=40)
-    trace = open_trace(tmp_path / "run")
-    assert len({part.shapes["tokens"][-1] for part in trace.parts}) > 1
-    bundle = open_bundle(write_bundle(trace, tmp_path / "b"))
-    assert len(find_sinks(bundle)) == len(find_sinks(trace)) > 0
-    found, expected = values(bundle), values(trace)
-    assert all(
-        np.array_equal(found[name], expected[name], equal_nan=found[name].dtype == np.float32) for name in expected
-    )
-
-
 def test_a_value_beyond_half_precision_is_refused(folder, tmp_path, monkeypatch):
     trace = open_trace(folder)
-    from sinkscope.traces.part_files import Part
+    from sinkscope.traces.format import Part
 
     whole = Part.read
     monkeypatch.setattr(
@@ -147,5 +134,5 @@ def test_stored_maps_travel_with_the_trace(folder, tmp_path):
     assert bundle.manifest["maps"] == [[1, 0, 1]]
     np.testing.assert_array_equal(stored_map(bundle, 1, 0, 1), stored_map(trace, 1, 0, 1))
     (tmp_path / "t" / "map-000001-000-001.safetensors").unlink()
-    with pytest.raises(TraceError, match=r"expected map-000001-000-001\.safetensors, which its manifest lists"):
+    with pytest.raises(TraceError, match=r"cannot be written \(No such file"):
         write_bundle(open_trace(tmp_path / "t"), tmp_path / "c")

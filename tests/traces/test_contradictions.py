@@ -40,7 +40,7 @@ def _scale(name, factor):
         (lambda held: held.update(column_sums=held["column_sums"][:, :1]), "column_sums: expected step 8 × layer"),
         (
             lambda held: held.update(tokens=held["tokens"].astype("f4")),
-            "tokens: expected values of type I32, found F32",
+            "tokens: expected .* of type I32, found .* of type F32",
         ),
     ],
 )
@@ -68,5 +68,5 @@ def test_a_part_of_another_generation(tmp_path):
     edit_manifest(one, complete=False, parts=sinkscope.open_trace(one).manifest["parts"][:1], steps=16)
     assert sinkscope.open_trace(one).steps == 20
     shutil.copy(other / "steps-000001.safetensors", one)
-    with pytest.raises(TraceError, match=r"steps-000001\.safetensors: expected a part of the generation of steps-0000"):
+    with pytest.raises(TraceError, match=r"steps-000001\.safetensors: expected .*, of the generation of steps-000000"):
         _ = sinkscope.open_trace(one).steps

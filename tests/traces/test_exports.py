@@ -13,7 +13,7 @@ from grown_traces import FIRST_LENGTH, HEADS, LAYERS, MANIFEST, SINKS, SIZES, de
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces import export_trace, exporting, open_trace, parquet, to_xarray
+from sinkscope.traces import export_trace, exporting, open_trace, to_xarray
 
 STEPS = 19
 LONGEST = FIRST_LENGTH + STEPS  # keys and positions are the same axis: one behind the last canvas, which a step writes
@@ -76,7 +76,7 @@ def test_a_dataset_is_read_where_it_is_indexed_and_can_be_pickled(trace, steps):
 
 
 def test_parquet_has_a_row_per_step_layer_head_and_position(trace, tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "ROWS_AT_ONCE", 20)
+    monkeypatch.setattr(exporting, "ROWS_AT_ONCE", 20)
     file = pyarrow.parquet.ParquetFile(export_trace(trace, "parquet", tmp_path / "run"))
     assert file.num_row_groups == STEPS * LAYERS
     schema, rows = file.schema_arrow, file.read().to_pylist()
@@ -98,9 +98,9 @@ def test_parquet_has_a_row_per_step_layer_head_and_position(trace, tmp_path, mon
         assert row["text"] == trace.manifest["vocabulary"].get(str(row["token"]))
         assert row["masked"] is bool(arrays["masked"][step, position])
         for name in ("column_sums", "column_sums_masked", "self_attention", "last_query"):
-            assert np.float32(row[parquet.COLUMNS[name]]) == arrays[name][step, layer, head, position]
+            assert np.float32(row[exporting.COLUMNS[name]]) == arrays[name][step, layer, head, position]
         for name in ("value_norms", "key_norms"):
-            assert np.float32(row[parquet.COLUMNS[name]]) == arrays[name][step, layer, head // 2, position]
+            assert np.float32(row[exporting.COLUMNS[name]]) == arrays[name][step, layer, head // 2, position]
         for sink in range(SINKS):
             assert np.float32(row[f"sink_token_column_{sink}"]) == arrays["sink_token_columns"][step, layer, head, sink]
         assert np.float32(row["hidden_norm"]) == arrays["hidden_norms"][step, layer, position]

@@ -1,3 +1,6 @@
+import hashlib
+import json
+
 import numpy as np
 import pytest
 from grown_traces import (
@@ -16,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices
 from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from sinkscope.axes import TRACE_AXES
 from sinkscope.errors import CallError, TraceError
-from sinkscope.traces import TraceWriter, open_trace, open_traces, part_files
+from sinkscope.traces import TraceWriter, format, open_trace, open_traces
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,22 @@ def test_a_written_trace_is_read_back_with_nothing_beyond_lengths(trace, steps):
     assert (np.isnan(trace.column_sums[:]).all(axis=(1, 2)) == beyond).all()
 
 
+def taken_apart(content):
+    """Header and data of a safetensors file; the order of metadata is by chance there."""
+    size = int.from_bytes(content[:8], "little")
+    return size, json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def test_a_part_is_the_file_that_safetensors_makes(tmp_path):
+    steps, metadata = make_steps(3), {"first_step": "0", "steps": "3"}
+    for step in steps:  # not contiguous, as a padded row is not
+        step["value_norms"] = np.ascontiguousarray(step["value_norms"].T).T
+    checksum = format.write_part(tmp_path / "part", steps, metadata, MANIFEST)
+    content = (tmp_path / "part").read_bytes()
+    assert taken_apart(content) == taken_apart(save({name: dense(steps, name) for name in steps[0]}, metadata))
+    assert checksum == hashlib.sha256(content).hexdigest()
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_basic_indexing_is_numpys(trace, steps, data):
@@ -58,14 +77,14 @@ def test_basic_indexing_is_numpys(trace, steps, data):
 
 
 def test_indexing_reads_only_the_parts_steps_layers_and_heads_it_asks_for(trace, monkeypatch):
-    fresh, read, real = open_trace(trace.folder), [], part_files.Part.read
+    fresh, read, real = open_trace(trace.folder), [], format.Part.read
 
     def reading(part, name, index):
         found = real(part, name, index)
         read.append((part.path.name, found.size))
         return found
 
-    monkeypatch.setattr(part_files.Part, "read", reading)
+    monkeypatch.setattr(format.Part, "read", reading)
     fresh.column_sums[20, 1, 3]
     fresh.column_sums[17:20, :, -1]
     keys = FIRST_LENGTH + 31  # the widest canvas of the second part
@@ -128,14 +147,12 @@ def gap(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (extra_part, r"steps-000003\.safetensors is not listed in its manifest"),
+        (extra_part, r"parts that its manifest lists, steps-000003\.safetensors is there as well"),
         (flip, r"steps-000001\.safetensors: expected the bytes whose sha256"),
-        (gap, "expected 5 steps from 16 on, found 5 from 32 on; a part is missing"),
-        (lambda folder: edit_manifest(folder, steps=19), "expected 19 steps, as its manifest says, found 37"),
-        (lambda folder: (folder / "steps-000002.safetensors").unlink(), r"expected steps-000002\.safetensors, which"),
+        (gap, "expected 5 steps from 16 on, .*, found 5 from 32 on; a part is missing"),
+        (lambda folder: (folder / "steps-000002.safetensors").unlink(), r"steps-000002\.safetensors is missing"),
         (lambda folder: edit_manifest(folder, format=2), "expected a trace of format 1, found 2; read it with"),
         (lambda folder: (folder / "manifest.json").write_bytes(b'{"format": 1, "comp'), r"manifest\.json"),
-        (lambda folder: edit_manifest(folder, heads=None), r"manifest\.json: heads: expected int, found None"),
     ],
 )
 def test_a_damaged_trace_is_refused(damaged, damage, message):

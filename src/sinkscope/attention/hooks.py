@@ -10,6 +10,7 @@ of the layer. Two custom operators find both from the order in which the layers 
 import inspect
 import math
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -156,6 +157,7 @@ class TransformersHooks(Hooks):
         self.stacks = find_stacks(network)
         self._handles: list[Any] = []
         self._configs: list[Any] = []  # whose attention implementation was set
+        self._warned = False  # that maps were asked for
         self._replaced: list[str] = []  # names of methods of the network in whose place ours stand
         self.running: dict[str, Mapping[str, Any]] = {}  # arguments of the modules around the stacks, outermost first
 
@@ -230,6 +232,10 @@ class TransformersHooks(Hooks):
     ) -> tuple[Any, dict[str, Any]]:
         parents = [given for path, given in self.running.items() if path in ("", *_above(stack.name))]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not self._warned and any(one.get("output_attentions") for one in (given, *parents)):
+            self._warned = True
+            text = "output_attentions=True gives no maps inside a recording; `sinkscope map` recomputes one"
+            warnings.warn(f"sinkscope: {text}", RuntimeWarning, stacklevel=2)
         call = session.begin_call(stack, given, parents[::-1])
         return args, kwargs if call is None else {**kwargs, "sinkscope_call": call}
 

@@ -43,9 +43,7 @@ def required() -> Any:
 
 def _flags(default: str | None = None) -> type:
     """Return a type of dictionary with a key for each setting of all samplers; a parsed one holds the settings given.
-
-    Args:
-        default: the text for every default in the help; the defaults of the samplers when None.
+    ``default`` is the text for every default in the help; the defaults of the samplers when None.
     """
     import docstring_parser
 

@@ -44,9 +44,7 @@ def open_and_check(*paths: Path) -> list[Any]:
     found: list[Any] = []
     for path in paths:
         traces = open_traces(path)
-        whole = [
-            one for one in traces if one.steps or one.complete
-        ] or traces  # the command reports that none has a step
+        whole = [one for one in traces if one.steps or one.complete] or traces  # the command reports that none has one
         for trace in traces:
             trace.verify()
             if trace not in whole:

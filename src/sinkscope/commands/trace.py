@@ -18,8 +18,8 @@ from sinkscope.runs.share import expect_one_process, share_of_process
 
 Prompt = str | list[dict[str, str]]
 """A text, or the messages of a conversation."""
-Place = tuple[int, int, int]
-"""Step, layer and head of an attention map."""
+MOST_COLUMNS = 256 * 10**6
+"""Bytes of a trace from which ``--keep auto`` keeps the largest columns only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,10 @@ class Trace(Command):
         hide: a rule such as top:1, random:1@seed=2, above:3, window:4+64; options behind @ as in
             top:1@current,last_row.
         device: cpu, cuda, cuda:1 …
-        keep: columns (all), top (the largest of each head), statistics (over all prompts; resumes after a kill,
-            torchrun divides them), drift (how far keys and values move between steps, with a figure).
-        top: number of columns of each head that --keep top keeps.
+        keep: columns (all), top (the largest of each head), auto (columns, or top for a trace beyond 256 MB),
+            statistics (over all prompts; resumes after a kill, torchrun divides them), drift (how far keys and values
+            move between steps, with a figure).
+        top: number of columns of each head that top keeps.
         keep_maps: attention maps to store as well, as step:layer:head, separated by commas.
     """
 
@@ -54,7 +55,7 @@ class Trace(Command):
     hide: str = "none"
     device: str = "cpu"
     dtype: Dtype = None
-    keep: Literal["columns", "top", "statistics", "drift"] = "columns"
+    keep: Literal["auto", "columns", "top", "statistics", "drift"] = "auto"
     top: int = 8
     keep_maps: Annotated[str | None, default_is("none")] = None
     overwrite: Overwrite = False
@@ -85,7 +86,7 @@ class Trace(Command):
         raw = any(isinstance(prompt, str) for _, prompt in given) and not is_bundled(self.model)
         if raw and getattr(model.tokenizer, "chat_template", None):
             note(f"{self.model} has a chat template, which --chat applies; without it a chat model may say nothing")
-        prompts: list[Any] = []
+        prompts, longest = list[Any](), 0
         for where, prompt in given:  # every prompt is checked before the first is written
             try:
                 encoded = model.encode(prompt) if isinstance(prompt, str) else model.chat(prompt)
@@ -93,36 +94,42 @@ class Trace(Command):
                 prompts.append(prompt if isinstance(prompt, str) else encoded)
             except CallError as error:
                 raise CallError(f"{where}{error}") from error
-            canvas = len(encoded) + (1 if model.family.causal else settings.length)
+            canvas, longest = len(encoded) + (1 if model.family.causal else settings.length), max(longest, len(encoded))
             if canvas < rule.least_tokens:
                 needs = f"--hide {self.hide} needs a canvas of at least {rule.least_tokens} tokens"
                 raise CallError(f"{where}{needs}, found {canvas}: choose fewer keys")
         if self.keep == "statistics":
             return self._record_statistics(model, prompts, settings)
-        (self._record_drift if self.keep == "drift" else self._record)(model, prompts, settings, rule)
+        if self.keep == "drift":
+            return self._record_drift(model, prompts, settings, rule)
+        size, keep = trace_size(model, longest, settings), self.keep
+        if keep == "auto":
+            keep = "columns" if size <= MOST_COLUMNS else "top"
+            if keep == "top":
+                all_of_them = f"all columns may take {size / 1e6:,.0f} MB a trace (--keep columns)"
+                note(f"keeping the {counted(self.top, 'largest column')} of each head: {all_of_them}")
+        self._record(model, prompts, settings, rule, keep)
 
     def _check_flags(self, rule: Any) -> None:
         from sinkscope.models import check_name, is_bundled
 
-        if self.keep != "top":
+        if self.keep not in ("top", "auto"):
             self.refuse("top", "without --keep top")
+        if not self.chat:
+            self.refuse("system", "without --chat")
+        if self.keep in ("statistics", "drift"):
+            self.refuse("keep_maps", "without a trace")
+        if not rule.idle or self.sampler.get("cache", "none") != "none":
+            self.refuse("keep_maps", "with --hide and --cache: maps are recomputed without them")
         check_name(self.model)
         flags = {"--prompt": self.prompt, "--prompts": self.prompts, "--problem": self.problem}
         given = [flag for flag, value in flags.items() if value is not None]
-        if len(given) > 1:
-            raise CallError(f"expected one of --prompt, --prompts and --problem, found {' and '.join(given)}")
-        if not given and not is_bundled(self.model):
-            raise CallError(f"expected --prompt TEXT, --prompts FILE or --problem N for {self.model}")
-        if self.keep_maps is not None:
-            if self.keep in ("statistics", "drift"):
-                raise CallError("--keep-maps needs a trace: use --keep columns or --keep top")
-            if not rule.idle or self.sampler.get("cache", "none") != "none":
-                raise CallError("--keep-maps: maps are recomputed without --hide and --cache; leave these out")
+        if len(given) > 1 or (not given and not is_bundled(self.model)):
+            found = " and ".join(given) or "none"
+            raise CallError(f"expected one of --prompt TEXT, --prompts FILE and --problem N, found {found}")
 
     def _read_prompts(self) -> Iterable[tuple[str, Prompt]]:
         """Return each prompt behind its place, which begins messages about it; with --chat as messages."""
-        if self.system is not None and not self.chat:
-            raise CallError("--system is not used without --chat; leave it out")
         if self.prompt is not None:
             return [("", self._in_chat(self.prompt))]
         if self.prompts is not None:
@@ -138,7 +145,7 @@ class Trace(Command):
         return [*system, {"role": "user", "content": prompt}]
 
     def _generate(
-        self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, **recording: Any
+        self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, keep: Any, **recording: Any
     ) -> tuple[Any, Any, list[Any]]:
         """Generate and record the answers; return the recorder, the effect of the rule, and the generations."""
         import sinkscope
@@ -146,7 +153,7 @@ class Trace(Command):
 
         with (
             show_progress(settings.most_calls * len(prompts), self.model, "steps") as bar,
-            sinkscope.recording(model, out=self.out, keep=self.keep, overwrite=self.overwrite, **recording) as recorder,
+            sinkscope.recording(model, out=self.out, keep=keep, overwrite=self.overwrite, **recording) as recorder,
             rule(model) as hiding,
         ):
             if recording.get("numbered"):
@@ -154,15 +161,13 @@ class Trace(Command):
             how = {"on_step": lambda _: bar.advance(), **asdict(settings)}
             return recorder, hiding, [sinkscope.generate(model, prompt, **how) for prompt in prompts]
 
-    def _record(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
+    def _record(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, keep: str) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
         from sinkscope.interventions.rules import canonical_rule
 
-        hide = canonical_rule(self.hide)
-        sizes = (settings.most_calls, model.card.layers, model.card.heads)
-        places = [] if self.keep_maps is None else read_places(self.keep_maps, sizes)
+        hide, places = canonical_rule(self.hide), [] if self.keep_maps is None else read_places(self.keep_maps)
         kept = {"numbered": self.prompts is not None, "top": self.top}
-        recorder, hiding, generations = self._generate(model, prompts, settings, rule, **kept)
+        recorder, hiding, generations = self._generate(model, prompts, settings, rule, keep, **kept)
         keep_maps(model, recorder.folders, places)
         shown = [str(self.out / folder.relative_to(self.out.absolute())) for folder in recorder.folders]
         written = list(zip(shown, generations, strict=True))
@@ -179,13 +184,10 @@ class Trace(Command):
     def _record_drift(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
         from sinkscope.figures.cache_figures import draw_drift
-        from sinkscope.recorder.drift_recorder import TOO_FEW
         from sinkscope.statistics.key_drift import drift_table
         from sinkscope.traces.format import DRIFT
 
-        if settings.most_calls == 1:
-            raise CallError(f"--keep drift: it lies between a step and a later one, {TOO_FEW}")
-        self._generate(model, prompts, settings, rule)
+        self._generate(model, prompts, settings, rule, self.keep)
         document = json.loads((self.out / DRIFT).read_bytes())
         for path in draw_drift(document).save(self.out):
             note(str(path))
@@ -194,17 +196,17 @@ class Trace(Command):
     def _record_statistics(self, model: Any, prompts: Sequence[Any], settings: Any) -> None:
         """Add the prompts of this process to a folder of statistics; the process that completes it says so."""
         from sinkscope.traces import read_statistics
-        from sinkscope.traces.writing import Room, room_in
+        from sinkscope.traces.writing import room_in
 
         share = share_of_process()
         alone = share.count == 1
-        if self.overwrite and not alone:
-            raise CallError("--overwrite: expected one process, found several of torchrun; delete the folder first")
+        if not alone:
+            self.refuse("overwrite", "by several processes of torchrun")
+        recorded = [self.out / name for name in ("statistics.safetensors", "items")]
         with (
             claimed_folder(self.out, TraceError) if alone else nullcontext(),  # torchrun's add to one folder together
-            room_in(self.out, True) if self.overwrite else nullcontext(Room()) as room,
+            room_in(self.out, True, lambda: any(one.exists() for one in recorded)) if self.overwrite else nullcontext(),
         ):
-            room.recorded = lambda: any((self.out / name).exists() for name in ("statistics.safetensors", "items"))
             if not add_prompts(model, prompts, self.out, settings, self.hide):
                 note(f"{self.out}: process {share.index} of {share.count} did its prompts; another one still has some")
                 return
@@ -215,22 +217,25 @@ class Trace(Command):
             say(f"{self.out}: statistics of {counted(manifest['prompts'], 'prompt')}")
 
 
+def trace_size(model: Any, prompt: int, settings: Any) -> int:
+    """Return how many bytes a trace of all columns takes at most, for a prompt of so many tokens."""
+    card, causal = model.card, model.family.causal
+    keys = prompt + (settings.length // 2 if causal else settings.length)  # a causal canvas grows
+    tensors = card.heads * (4 if causal else 5) + 2 * card.kv_heads + 1  # columns, self-attention, norms
+    return 4 * settings.most_calls * card.layers * tensors * keys
+
+
 def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hide: str = "none") -> bool:
-    """Generate answers to the prompts of this process under a rule, and add their statistics to a folder.
-
-    Under torchrun each process takes every n-th prompt. A prompt is always generated alone, so the result does not
-    depend on the number of processes. A run that was killed continues with the prompts that are missing.
-
-    Returns:
-        Whether this process is the one that reports the complete folder.
+    """Generate answers to the prompts of this process under a rule, each alone, and add the statistics of those that are
+    missing to a folder; return whether this process is the one that reports the complete folder.
     """
     import sinkscope
     from sinkscope.decoding import described
     from sinkscope.interventions.rules import canonical_rule
     from sinkscope.models.fingerprints import fingerprints
     from sinkscope.progress import show_progress
+    from sinkscope.recorder.destinations import StatisticsDestination, merge_statistics
     from sinkscope.recorder.levels import recording_to
-    from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
     from sinkscope.traces.statistics_folder import StatisticsFolder
 
     mine, hide = share_of_process(), canonical_rule(hide)
@@ -264,44 +269,30 @@ def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hi
 
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file; raise CallError for a conversation."""
-    found = [prompt for _, prompt in numbered_prompts(path)]
-    if not all(isinstance(prompt, str) for prompt in found):
-        raise CallError(f'--prompts {path}: expected lines with a "prompt" text, found "messages"')
-    return list(map(str, found))
+    return [str(prompt) for _, prompt in numbered_prompts(path, str)]
 
 
-def numbered_prompts(path: Path) -> Iterator[tuple[str, Prompt]]:
+def numbered_prompts(path: Path, kind: Any = str | list) -> Iterator[tuple[str, Prompt]]:
     """Yield the prompts of a file of JSON lines, plain or in gzip, each behind its line; raise CallError for others."""
-    where = None
     for number, line in read_json_lines(path, CallError, "expected --prompts as JSON lines"):
         where = f"--prompts {path}, line {number}: "
         row = parse_json(line, where.removesuffix(": "), CallError)
         found = row.get("messages", row.get("prompt")) if isinstance(row, dict) else None
-        if not isinstance(found, str | list) or not found:
+        if not isinstance(found, kind) or not found:
             raise CallError(f'{where}expected an object with a "prompt" text or "messages", found {line[:60]!r}')
         yield where, found
-    if where is None:
-        raise CallError(f'--prompts {path}: expected lines like {{"prompt": "…"}}, found none')
 
 
-def read_places(text: str, sizes: tuple[int, int, int]) -> list[Place]:
-    """Return the places that ``step:layer:head,…`` names; raise CallError beyond the number of each."""
-    places: dict[Place, None] = {}
-    for part in text.split(","):
-        try:
-            step, layer, head = map(int, part.split(":"))
-        except ValueError as error:
-            raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {part!r}") from error
-        if not all(0 <= at < size for at, size in zip((step, layer, head), sizes, strict=True)):
-            raise CallError(
-                f"--keep-maps {part}: expected a step, a layer and a head below {', '.join(map(str, sizes))}"
-            )
-        places[step, layer, head] = None
-    return [*places]
+def read_places(text: str) -> list[tuple[int, int, int]]:
+    """Return the places that ``step:layer:head,…`` names."""
+    try:
+        return [(step, layer, head) for step, layer, head in (map(int, one.split(":")) for one in text.split(","))]
+    except ValueError as error:
+        raise CallError(f"--keep-maps: expected step:layer:head, separated by commas, found {text!r}") from error
 
 
-def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[Place]) -> None:
-    """Store single maps with the traces that were just written."""
+def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[tuple[int, int, int]]) -> None:
+    """Store single maps with traces."""
     from sinkscope.recorder.attention_map import recompute_map
     from sinkscope.traces import open_trace
     from sinkscope.traces.stored_maps import check_place, store_map

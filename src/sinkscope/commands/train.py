@@ -70,15 +70,10 @@ class Train(Command):
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
-        changes = {name: getattr(self, name) for name in ("updates", "seed", "sink_token")}
-        given = {
-            name: value for name, value in {**changes, "compile": self.compile or None}.items() if value is not None
-        }
+        given = self._given("updates", "seed", "sink_token") | ({"compile": True} if self.compile else {})
         recipe, texts = self._adapted(dataclasses.replace(RECIPES[self.recipe], **given)), read_data(self.data)
         every, folder = self.watch, self.out / "watch"
         if every is not None:
-            if not 1 <= every <= recipe.updates:
-                raise CallError(f"--watch: expected 1 to {recipe.updates:,}, the number of updates, found {every}")
             canvases = held_out(recipe, texts, CANVASES)
             check_recipe(dataclasses.replace(recipe, data=None if texts is None else texts.fingerprint), self.out)
             done = recipe.updates if (self.out / weights_of(recipe)).exists() else saved_update(self.out)
@@ -100,12 +95,10 @@ class Train(Command):
 
     def _adapted(self, recipe: Any) -> Any:
         """Return a recipe with the flags of an adaptation."""
-        names = ("rank", "mask_token", "align", "anneal")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if recipe.adaptation is None:
-            if wrong := [*given, *(name for name in ("base", "no_shift") if getattr(self, name))]:
-                raise CallError(f"--{wrong[0].replace('_', '-')}: goes with the recipe adapted, not with {recipe.name}")
+            self.refuse("rank mask_token align anneal base no_shift", f"with {recipe.name}, but with adapted")
             return recipe
+        given = self._given("rank", "mask_token", "align", "anneal")
         if given.get("rank") == 0:
             given["rank"] = None
         if self.base is not None and self.mask_token is None:
@@ -114,6 +107,9 @@ class Train(Command):
         changed = dataclasses.replace(recipe.adaptation, **given)
         start = self.base or recipe.start_from
         return dataclasses.replace(recipe, adaptation=changed, objective=objective, start_from=start)
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 def read_data(path: Path | None) -> Any:

@@ -1,6 +1,5 @@
 """`watch-training`: measures the sinks of training runs at their snapshots, and draws how they are born."""
 
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -43,12 +42,10 @@ class WatchTraining(Command):
         from sinkscope.runs.folder import claimed_folder
 
         expect_one_process("watch-training")
-        if not self.runs:
-            raise CallError("expected at least one folder of a training run")
-        fresh = [folder for folder in self.runs if not _is_measured(folder)]
-        parts = Counter(map(_name_of, fresh))
-        if twice := [name for name, times in parts.items() if times > 1]:
-            raise CallError(f"expected folders of different names, for the parts of --out, found {twice[0]!r} twice")
+        fresh = [folder for folder in self.runs if not (folder / MANIFEST).exists()]
+        if not self.runs or len({_name_of(folder) for folder in fresh}) < len(fresh):
+            found = "one of them twice" if fresh else "none"
+            raise CallError(f"expected folders of training runs of different names, found {found}")
         for folder in fresh:
             if (folder / "watch" / MANIFEST).exists():
                 note(f"{folder / 'watch'} was measured while {folder} trained; now its snapshots are measured")
@@ -58,9 +55,7 @@ class WatchTraining(Command):
             check_collection(self.out, FILE)
             measured = [open_emergence(self._measure(one) if one in fresh else one) for one in self.runs]
             names, shown = Counter(run.name for run in measured), []
-            for run, folder in zip(
-                measured, self.runs, strict=True
-            ):  # those of one recipe are named by their folders too
+            for run, folder in zip(measured, self.runs, strict=True):
                 name = f"{run.name} ({folder})" if names[run.name] > 1 else run.name
                 shown.append(replace(run, manifest={**run.manifest, "name": name}))
             paths = draw_emergence(shown).save(self.out)
@@ -94,21 +89,6 @@ class WatchTraining(Command):
 
 def _name_of(run: Path) -> str:
     return os.path.basename(os.path.realpath(run))
-
-
-def _is_measured(folder: Path) -> bool:
-    """Return whether a folder holds the measurements of a run; raise CallError where it is something else."""
-    from sinkscope.emergence.history import MANIFEST
-    from sinkscope.lab.run_folder import RECIPE
-
-    if not (folder / MANIFEST).exists():
-        inner = [one for one in sorted(folder.glob("*")) if (one / MANIFEST).exists()]
-        if inner and not (folder / RECIPE).exists():
-            raise CallError(f"{folder}: expected the folder of one run, found several measured ones; give {inner[0]}")
-        return False
-    if isinstance(json.loads((folder / MANIFEST).read_bytes()).get("format"), int):
-        raise CallError(f"{folder}: expected the folder of a training run, found a trace or its statistics")
-    return True
 
 
 def as_plain(run: Any) -> dict[str, Any]:

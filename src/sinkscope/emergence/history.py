@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.runs.files import compare_checksum, compare_sealed, compare_update, read_json_object, sealed, write_whole
+from sinkscope.runs.files import compare_checksum, compare_sealed, read_json_object, sealed, write_whole
 from sinkscope.runs.folder import names_in
 
 SHARE = 0.1  # of a head's attention, from which its top key counts as a sink that has been born
@@ -144,8 +144,7 @@ def open_emergence(folder: str | Path) -> Emergence:
     canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
     shapes = {name: canvases if name.startswith("loss") else canvases + by_head for name in ARRAYS} | {"role": by_head}
     for update, path in found.items():
-        compare_sealed(path, TrainingError, DAMAGED)
-        compare_update(path, update, TrainingError)
+        compare_sealed(path, TrainingError, DAMAGED, update)
         arrays = load_file(path)
         if {"role": by_head} | {name: one.shape for name, one in arrays.items()} != shapes:
             raise TrainingError(f"{path}: expected arrays of the shapes {shapes}; {DAMAGED}")

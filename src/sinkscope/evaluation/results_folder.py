@@ -29,9 +29,7 @@ from sinkscope.runs.folder import (
     exclusive,
     item_path,
     kind_of_run,
-    lock,
     made_folder,
-    open_lock,
 )
 from sinkscope.runs.share import ALL, Share
 
@@ -47,7 +45,7 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
     """Make the folder, and keep other processes out while the body runs, except those with other shares of the work."""
     import fcntl  # not on Windows, where results can still be read
 
-    with made_folder(folder, EvaluationError), contextlib.ExitStack() as stack:
+    with made_folder(folder), contextlib.ExitStack() as stack:
         run = read_object(folder / RUN) if (folder / RUN).exists() else None
         strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
         if strange and not (folder / RUN).exists():
@@ -57,12 +55,12 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
             raise CallError(f"{folder} holds another run: {found}; choose another folder")
         with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
             mine = _lock_path(folder, share)
-            own = stack.enter_context(open_lock(mine, EvaluationError))
+            own = stack.enter_context(mine.open("a+"))
             others = [one for one in folder.glob(f"{LOCK}.*-of-*") if not one.name.endswith(f"-of-{share.count}")]
             if (busy := next(filter(_is_held, [*others, mine]), None)) is not None:
                 who = f"another process is evaluating into it (process {busy.read_text().strip()})"
                 raise CallError(f"{folder}: {who}; wait for it or choose another folder")
-            lock(own, fcntl.LOCK_EX | fcntl.LOCK_NB, EvaluationError)
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
             own.truncate(0)
             own.write(f"{os.getpid()}\n")
             own.flush()
@@ -84,8 +82,8 @@ def _is_held(path: Path) -> bool:
     import fcntl
 
     try:
-        with open_lock(path, EvaluationError) as file:
-            lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB, EvaluationError)
+        with path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     return False

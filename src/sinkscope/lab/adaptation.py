@@ -32,10 +32,8 @@ ROWS = 24
 
 
 def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) -> Tensor:
-    """Return which keys a query sees, bool [1, 1, query, key]; while annealing a random draw.
-
-    Args:
-        update: of the training, from which the draw follows; None, or a negative one, is after its end.
+    """Return which keys a query sees, bool [1, 1, query, key]; a random draw while annealing, after the end of which
+    ``update`` is None or negative.
     """
     place, block = torch.arange(length), adaptation.block or length
     causal = place[None] <= place[:, None]
@@ -49,19 +47,16 @@ def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) ->
 
 
 def start(recipe: Recipe) -> Any:
-    """Return the network of the model to start from, fp32, with the weights that are to be trained.
-
-    Raises:
-        CallError: peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
+    """Return the network of the model to start from, fp32, with the weights that are to be trained; raise CallError
+    where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
     """
     adaptation, base, objective = recipe.adaptation, str(recipe.start_from), recipe.objective
     assert adaptation is not None
     model = load(base, dtype=torch.float32)
     network = model.network
     if not model.family.causal or not hasattr(network, "lm_head") or not hasattr(network.model, "embed_tokens"):
-        raise CallError(
-            f"{base}: expected a causal Llama, Qwen2 or Qwen3 to adapt, found the family {model.family.name}"
-        )
+        expected = "a causal Llama, Qwen2 or Qwen3 to adapt"
+        raise CallError(f"{base}: expected {expected}, found the family {model.family.name}")
     trained = {}
     if objective != "next_token":
         mask_id = mask_of(model, adaptation)
@@ -95,10 +90,8 @@ def start(recipe: Recipe) -> Any:
 
 
 def mask_of(model: Model, adaptation: Adaptation) -> int:
-    """Return the id of the mask token.
-
-    Raises:
-        CallError: none is named, or it is no special token that texts do not use.
+    """Return the id of the mask token; raise CallError where none is named, or it is no special token that texts
+    lack.
     """
     tokenizer, text = model.tokenizer, adaptation.mask_token
     if text is None and tokenizer.mask_token_id is not None:
@@ -107,9 +100,8 @@ def mask_of(model: Model, adaptation: Adaptation) -> int:
     template = str(tokenizer.chat_template or "")
     free = [one for one in tokenizer.get_added_vocab() if one not in used and one not in template]
     if text not in free:
-        raise CallError(
-            f"mask token: expected one of {', '.join(free) or 'none is free'}, found {text!r}; --mask-token"
-        )
+        expected = ", ".join(free) or "none is free"
+        raise CallError(f"mask token: expected one of {expected}, found {text!r}; --mask-token")
     return int(tokenizer.convert_tokens_to_ids(text))
 
 
@@ -137,12 +129,8 @@ class Body:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Return the last hidden states [row, position, width] of canvases."""
-        output = hidden(
-            self._network,
-            tokens,
-            seen_keys(self._adaptation, tokens.shape[1], self._update),
-            self._adaptation.align > 0,
-        )
+        seen = seen_keys(self._adaptation, tokens.shape[1], self._update)
+        output = hidden(self._network, tokens, seen, self._adaptation.align > 0)
         self._states = output.hidden_states or ()
         return output.last_hidden_state
 
@@ -172,12 +160,8 @@ def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]
     """
     adaptation, tokens = recipe.adaptation, torch.from_numpy(np.stack(canvases))
     assert adaptation is not None
-    mask_id, length, shift, found = (
-        network.config.mask_token_id,
-        tokens.shape[1],
-        recipe.objective == "shifted_diffusion",
-        {},
-    )
+    mask_id, length, found = network.config.mask_token_id, tokens.shape[1], {}
+    shift = recipe.objective == "shifted_diffusion"
     source = torch.Generator().manual_seed(1)
     for rate in RATES:
         masked = torch.rand(tokens.shape, generator=source) < rate
@@ -211,21 +195,12 @@ def save_adapter(network: Any, base: str, folder: Path) -> None:
 
     folder.mkdir(parents=True)
     tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
-    save_file(
-        {
-            f"base_model.model.{name}": one.detach().to("cpu", torch.bfloat16).contiguous()
-            for name, one in tensors.items()
-        },
-        folder / ADAPTER_WEIGHTS,
-    )
+    stored = {f"base_model.model.{name}": one.detach().to("cpu", torch.bfloat16) for name, one in tensors.items()}
+    save_file({name: one.contiguous() for name, one in stored.items()}, folder / ADAPTER_WEIGHTS)
     network.peft_config["default"].save_pretrained(folder)
-    stored = json.loads((folder / CONFIG).read_text())
-    (folder / CONFIG).write_text(
-        json.dumps(stored | {"base_model_name_or_path": base, "inference_mode": True}, indent=2)
-    )
-    config = network.config.to_dict()
-    for key in ("_name_or_path", "quantization_config", "transformers_version"):
-        config.pop(key, None)
-    (folder / "config.json").write_text(
-        json.dumps(config | {"architectures": [type(network).__name__]}, indent=2) + "\n"
-    )
+    adapter = json.loads((folder / CONFIG).read_text()) | {"base_model_name_or_path": base, "inference_mode": True}
+    (folder / CONFIG).write_text(json.dumps(adapter, indent=2))
+    dropped = ("_name_or_path", "quantization_config", "transformers_version")
+    config = {key: one for key, one in network.config.to_dict().items() if key not in dropped}
+    config["architectures"] = [type(network).__name__]
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

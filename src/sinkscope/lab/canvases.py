@@ -1,7 +1,7 @@
-r"""Training canvases: several problems packed one after another, filled up with EOS.
+r"""Training canvases: several problems packed one after another, as a few-shot prompt with its answer, filled up with
+EOS.
 
 Batch number n is a pure function of (seed, n), so a resumed run sees exactly the batches of an uninterrupted one.
-A canvas reads ``<bos>Q: …\nA: …\n\nQ: …\nA: …<eos><eos>…``, as a few-shot prompt with its answer.
 """
 
 import random

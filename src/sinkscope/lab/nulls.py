@@ -1,12 +1,10 @@
 """Letters and nulls: a task whose truth about sinks is known, for small specimens of both kinds of model.
 
-A canvas begins with letters, drawn alike, and some nulls ``_`` among them. Behind this front stands the body. Some of
-its tokens are answers: the letter that occurs most often so far. All others are letters drawn alike, which nobody can
-predict. The autoregressive form marks the token before each answer with a trigger ``?``; the diffusion form has its
-answers at fixed places.
-
-A head that counts letters for the answers has nothing to do in all other queries. Letters that it reads there only
-spoil their prediction, so its attention is best parked where no letter is: on any null. Masks hold no letter either.
+A canvas begins with random letters and some nulls ``_`` among them, the front. Behind it, in the body, some tokens are
+answers: the letter that occurs most often so far. All others are random letters. The autoregressive form marks the
+token before each answer with a trigger ``?``; the diffusion form has its answers at fixed places. A head that counts
+letters for the answers has nothing to do in all other queries, where letters spoil their prediction: its attention is
+best parked on any null. Masks hold no letter either.
 """
 
 from dataclasses import dataclass, replace

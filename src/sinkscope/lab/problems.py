@@ -1,10 +1,8 @@
 """The lab's problems: word problems with worked answers, and code tasks, each an endless stream and a held-out set.
 
-A word problem has one to three operations on numbers up to 12, so that a model of a few million parameters can learn
-them on two CPU cores. The last line of a worked answer is ``#### result``, as in GSM8K. A code task asks for a Python
-function; the answer is checked by running it.
-
-Held-out problems are only new *texts*: their numbers, names and templates all occur in training, in other combinations.
+A word problem has one to three operations on numbers up to 12; the last line of its worked answer is ``#### result``,
+as in GSM8K. A code task asks for a Python function; the answer is checked by running it. Held-out problems are only new
+*texts*: their numbers, names and templates all occur in training, in other combinations.
 """
 
 import functools
@@ -30,10 +28,8 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 @dataclass(frozen=True)
 class Problem:
-    """One task for a model.
-
-    ``question`` follows ``Q: ``; ``worked`` is the answer to learn, without its leading space; ``result`` is the number
-    after ``####``, or the tests that a program must pass.
+    """One task: ``question`` follows ``Q: ``, ``worked`` is the answer to learn, without its leading space; ``result`` is
+    the number after ``####``, or the tests that a program must pass.
     """
 
     task: str
@@ -101,8 +97,9 @@ def make_problem(rng: random.Random, templates: tuple[str, ...] = ()) -> Problem
     return Problem("lab-arith", question, "Then ".join(lines) + f"#### {result}", str(result), template)
 
 
-_NAMES = "f g h solve compute apply run work make find get calc step count check value answer result change process"
-FUNCTIONS = _NAMES.split()
+FUNCTIONS = (
+    "f g h solve compute apply run work make find get calc step count check value answer result change process"
+).split()
 ARGUMENTS = "x y z n m k a b p q".split()
 
 
@@ -175,18 +172,14 @@ def questions_of(problems: Callable[[], tuple[Problem, ...]]) -> frozenset[str]:
 
 def training_problems(rng: random.Random, templates: tuple[str, ...] = ()) -> Iterator[Problem]:
     """Yield problems without end, none of them with a held-out question, from ``templates`` if any are named."""
-    questions = questions_of(held_out_problems)
-    while True:
-        if (problem := make_problem(rng, templates)).question not in questions:
-            yield problem
+    questions, drawn = questions_of(held_out_problems), iter(lambda: make_problem(rng, templates), None)
+    return (problem for problem in drawn if problem.question not in questions)
 
 
 def training_code_tasks(rng: random.Random) -> Iterator[Problem]:
     """Yield tasks without end, none of them with a held-out question."""
-    questions = questions_of(held_out_code_tasks)
-    while True:
-        if (task := make_code_task(rng)).question not in questions:
-            yield task
+    questions, drawn = questions_of(held_out_code_tasks), iter(lambda: make_code_task(rng), None)
+    return (task for task in drawn if task.question not in questions)
 
 
 def read_result(answer: str) -> str | None:

@@ -1,7 +1,7 @@
-r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question.
+r"""Few-shot prompts for the lab's held-out problems: solved training problems (shots), then the question, as in a
+canvas.
 
-A prompt reads as a training canvas, ``Q: …\nA: …\n\nQ: …\nA:``; its shots depend only on task and number of the
-problem. With the number of shots in `SHOTS` it is long enough for conclusions about hiding keys: 196 to 325 tokens.
+The shots depend only on task and number of the problem. With those of `SHOTS` a prompt has 196 to 325 tokens.
 """
 
 import random
@@ -12,7 +12,6 @@ from sinkscope.errors import CallError
 from sinkscope.lab import problems as lab
 from sinkscope.lab.vocabulary import question_text, render
 
-MOST_OF_SPECIMEN = 4096
 SPECIMEN = "lab-nulls-"  # how the names of tasks and models of `sinkscope.lab.nulls` begin
 SHOTS = {"lab-arith": 5, "lab-code": 7, "lab-sums": 0}
 SUMS = ("buy", "give", "find")  # templates with a single addition or subtraction
@@ -20,8 +19,6 @@ SUMS = ("buy", "give", "find")  # templates with a single addition or subtractio
 
 def few_shot_prompt(problem: lab.Problem, index: int, shots: int) -> str:
     """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them."""
-    if shots < 0:
-        raise CallError(f"shots: expected 0 or more, found {shots}")
     stream = lab.training_code_tasks if problem.task == "lab-code" else lab.training_problems
     solved = islice(stream(random.Random(f"shots {problem.task} {index}")), shots)
     return "\n\n".join([*map(render, solved), question_text(problem)])
@@ -57,11 +54,9 @@ def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = 
         from sinkscope.lab.recipes import RECIPES
 
         recipe = RECIPES.get(task)
-        if recipe is None or recipe.nulls is None:
+        if recipe is None or recipe.nulls is None or shots:
             known = ", ".join(one for one in RECIPES if one.startswith(SPECIMEN))
-            raise CallError(f"no task {task!r}: expected {known}")
-        if shots or index < 0:
-            raise CallError(f"{task}: expected a problem from 0 upwards without shots, found {index} with {shots}")
+            raise CallError(f"no task {task!r} with {shots or 'no'} shots: expected none, and one of {known}")
         return draw_prompt(recipe.nulls, index)
     problems = held_out(task)
     if not 0 <= index < len(problems):
@@ -74,14 +69,9 @@ def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = 
 def problem_prompts(
     task: str = "lab-arith", count: int | None = None, shots: int | None = None
 ) -> list[dict[str, str]]:
-    """Return ``prompt`` and ``answer`` of the first ``count`` held-out problems of a task, or of all: the number to
-    find, or for lab-code a right program, with its ``tests``.
-
-    Raises:
-        CallError: no such task, or a count below 1 or above the number of its problems.
+    """Return ``prompt`` and ``answer`` of the first ``count`` held-out problems of a task, or of all (24 of a specimen's):
+    the number to find, or for lab-code a right program, with its ``tests``. Raise CallError for more than there are.
     """
-    most = MOST_OF_SPECIMEN if task.startswith(SPECIMEN) else len(held_out(task))
-    count = (24 if task.startswith(SPECIMEN) else most) if count is None else count
-    if not 1 <= count <= most:
-        raise CallError(f"count: expected 1 to {most}, the held-out problems of {task}, found {count}")
+    if count is None:
+        count = 24 if task.startswith(SPECIMEN) else len(held_out(task))
     return [problem_prompt(task, index, shots) for index in range(count)]

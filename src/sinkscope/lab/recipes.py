@@ -33,8 +33,7 @@ class Adaptation:
     Attributes:
         rank: of LoRA in every projection; None trains all weights.
         mask_token: an unused token of the tokenizer, which becomes the mask; its embedding is trained.
-        align: weight of the distance (1 − cosine) of all layers' hidden states to those of the frozen causal model on
-            the text without masks.
+        align: weight of the distance (1 − cosine) of all hidden states to the frozen causal model's, on unmasked text.
         anneal: updates over which each later token is let in with a growing probability; 0 looks both ways at once.
         block: tokens of a block that sees itself and the blocks before it; None sees everything.
         first_alone: whether the first token sees only itself, as in a causal model.

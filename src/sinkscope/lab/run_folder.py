@@ -1,8 +1,8 @@
 """The folder of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
 
-The state holds ``weight.NAME``, ``exp_avg.NAME``, ``exp_avg_sq.NAME`` and ``step.NAME`` for each parameter, and the
-number of the update. State and snapshots hold the checksum of their run's recipe, which tells them from those of
-another run. Every file is written under another name and renamed, so that a kill leaves the previous one intact.
+The state holds weights and moments of each parameter, and the number of the update. State and snapshots hold the
+checksum of their run's recipe. Every file is written under another name and renamed, so that a kill leaves the previous
+one intact.
 """
 
 import json
@@ -35,11 +35,8 @@ HELD_OUT = -1  # the stream of batches that no training draws, and the first of 
 
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
-    """Raise an error for a recipe that cannot be trained into a folder.
-
-    Raises:
-        CallError: a value of the recipe is out of bounds, or the folder holds files of something else.
-        TrainingError: it holds a run of another recipe, or damaged files of this one.
+    """Raise CallError for a recipe with a value out of bounds, or a folder with files of something else; TrainingError
+    for a run of another recipe, or damaged files.
     """
     mine = _plain(recipe)
     files.validated(Recipe, mine, "recipe", CallError)
@@ -51,10 +48,6 @@ def check_recipe(recipe: Recipe, out: Path) -> None:
     different = differences(_plain(read_recipe(out)), mine)
     if changes := ", ".join(f"{name} {old!r} → {new!r}" for name, old, new in different):
         raise TrainingError(f"{out} holds a run of another recipe ({changes}); {ADVICE}")
-    if weights_of(recipe) in names and _FINISHED not in _stored(out):
-        raise TrainingError(
-            f"{out}: expected a run that is not finished, found {weights_of(recipe)} of another; {ADVICE}"
-        )
 
 
 def weights_of(recipe: Recipe) -> str:
@@ -78,7 +71,7 @@ def write_recipe(recipe: Recipe, out: Path) -> None:
 
 
 def finish_recipe(out: Path, weights: str, **more: str) -> None:
-    """Add to the recipe of a run the sha256 of its weights, and how they were made."""
+    """Add the sha256 of a run's weights to its recipe, and how they were made."""
     _write_recipe(out, _stored(out) | {**more, _FINISHED: weights})
 
 
@@ -88,12 +81,11 @@ def saved_update(out: Path) -> int:
     return int(files.compare_sealed(path, TrainingError, _ANEW)["update"]) if path.exists() else 0
 
 
-def compare_weights(path: Path, out: Path, advice: str) -> dict[str, str]:
-    """Return the metadata of a file of weights; raise TrainingError for a damaged one, or another run's."""
-    metadata = files.compare_sealed(path, TrainingError, advice)
+def compare_weights(path: Path, out: Path, advice: str, update: int | None = None) -> dict[str, str]:
+    """Return the metadata of a file of weights; raise TrainingError for a damaged one, or of another run or update."""
+    metadata = files.compare_sealed(path, TrainingError, advice, update)
     if metadata.get("run") not in (None, _mark(out)):
-        where = out / RECIPE
-        raise TrainingError(f"{path}: expected weights of the run of {where}, found those of another run; {advice}")
+        raise TrainingError(f"{path}: expected weights of the run in {out}, found those of another run; {advice}")
     return metadata
 
 
@@ -182,19 +174,12 @@ def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     from safetensors.torch import load_file
 
     path = run.weights[update]
-    compare_weights(path, run.folder, "put back the snapshot of this run, or take it out")
-    if path.parent.name == SNAPSHOTS:
-        files.compare_update(path, update, TrainingError)
-    network = build_network(run.recipe, tokenizer)
-    stored = {name: tensor.float() for name, tensor in load_file(path).items()}
-    if run.recipe.architecture.tied:
-        stored.setdefault("lm_head.weight", stored["model.embed_tokens.weight"])
-    try:
-        missing, unexpected = network.load_state_dict(stored, strict=False)
-    except RuntimeError as error:
-        raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others") from error
-    if unexpected or {*missing} & {name for name, _ in _trained(network)}:
+    named = update if path.parent.name == SNAPSHOTS else None
+    compare_weights(path, run.folder, "put back the snapshot of this run, or take it out", named)
+    network, stored = build_network(run.recipe, tokenizer), load_file(path)
+    if stored.keys() != dict(_trained(network)).keys():
         raise TrainingError(f"{path}: expected the weights of {run.recipe.name}, found others")
+    network.load_state_dict({name: tensor.float() for name, tensor in stored.items()}, strict=False)
     return network.eval()
 
 
@@ -202,15 +187,12 @@ def held_out_rows(
     recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None, count: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return canvases that no training saw: the tokens of each, and where a token may be predicted."""
-    draw, batch = source_of(recipe, tokenizer, texts), HELD_OUT
-    tokens: list[np.ndarray] = []
-    predictable: list[np.ndarray] = []
-    while len(tokens) < count:
+    draw, batch, rows = source_of(recipe, tokenizer, texts), HELD_OUT, []
+    while len(rows) < count:
         canvases = draw(HELD_OUT, batch)
-        tokens += list(canvases.tokens.numpy())
-        predictable += list((canvases.answers != PROMPT).numpy())
+        rows += zip(canvases.tokens.numpy(), (canvases.answers != PROMPT).numpy(), strict=True)
         batch -= 1
-    return tokens[:count], predictable[:count]
+    return [tokens for tokens, _ in rows[:count]], [predictable for _, predictable in rows[:count]]
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
@@ -226,9 +208,8 @@ def _stored(out: Path) -> dict[str, Any]:
 
 def _mark(out: Path) -> str:
     """Return the checksum of the recipe of a run without what its end adds."""
-    return files.checksum_of(
-        {key: one for key, one in _stored(out).items() if key not in ("command", "torch", _FINISHED)}
-    )
+    added = ("command", "torch", _FINISHED)
+    return files.checksum_of({key: one for key, one in _stored(out).items() if key not in added})
 
 
 def _write_recipe(out: Path, content: Mapping[str, Any]) -> None:

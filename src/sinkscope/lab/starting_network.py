@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sinkscope.errors import CallError, TrainingError
+from sinkscope.errors import CallError
 from sinkscope.lab.adaptation import mask_of, start
 from sinkscope.lab.canvases import Canvases, draw_canvases
 from sinkscope.lab.nulls import draw_nulls, null_tokenizer
@@ -14,8 +14,8 @@ from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token, load
-from sinkscope.models.loading import outline
 from sinkscope.models.layouts import MARK, MARK_POSITIONS
+from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import variant_of
 
 
@@ -67,11 +67,7 @@ def build_network(recipe: Recipe, tokenizer: Any) -> Any:
     config._attn_implementation = "eager"
     network: Any = (LearnedPositionsLlama if shape.positions == "learned" else LlamaForCausalLM)(config)
     if recipe.start_from is not None:
-        given = load(recipe.start_from, dtype=torch.float32).network.state_dict()
-        try:
-            network.load_state_dict(given)
-        except RuntimeError as error:
-            raise TrainingError(f"the weights of {recipe.start_from} do not fit {recipe.name}: {error}") from error
+        network.load_state_dict(load(recipe.start_from, dtype=torch.float32).network.state_dict())
     variant = variant_of(recipe.sink_token)
     return network if variant is None else add_sink_token(network, replace(variant, seed=recipe.seed))
 

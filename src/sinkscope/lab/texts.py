@@ -1,11 +1,9 @@
 """The user's own text as training canvases: documents of a file, or a corpus of long texts.
 
 A ``.jsonl`` file, plain or in gzip, has one document a line, ``{"text": …}`` or ``{"prompt": …, "answer": …}``, whose
-prompt is never masked. Documents of any other file are separated by blank lines. Every twentieth document is held out
-for validation; of fewer than twenty, none.
-
-A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, one document after another with EOS between
-them), a tokenizer, and ``corpus.json`` with the titles, sizes and checksums.
+prompt is never masked. Documents of any other file are separated by blank lines. Every twentieth is held out; of fewer
+than twenty, none. A corpus is a folder: ``train.bin`` and ``held-out.bin`` (uint16 tokens, EOS between documents), a
+tokenizer, and ``corpus.json`` with the titles, sizes and checksums.
 """
 
 import hashlib
@@ -36,7 +34,7 @@ ADVICE = "make the corpus again"
 
 @dataclass(frozen=True)
 class Document:
-    """A text to learn. ``prompt`` precedes it and is never masked."""
+    """A text to learn, and a prompt before it, which is never masked."""
 
     prompt: str
     text: str
@@ -60,12 +58,11 @@ def read_texts(path: str | Path) -> Texts:
     text = files.read_text(path, CallError, "give a file of UTF-8 text")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         documents = [_document(line, f"{path}, line {number}") for number, line in files.numbered(text)]
-    elif path.suffix == ".json":
-        raise CallError(f"{path}: expected plain text, or JSON lines in a file whose name ends in .jsonl")
     else:
-        documents = [Document("", part.strip()) for part in re.split(r"\n\s*\n", text) if part.strip()]
+        parts = [] if path.suffix == ".json" else re.split(r"\n\s*\n", text)
+        documents = [Document("", part.strip()) for part in parts if part.strip()]
     if not documents:
-        raise CallError(f"{path}: expected text to train on, found none")
+        raise CallError(f"{path}: expected plain text, or JSON lines in a file whose name ends in .jsonl, found none")
     return Texts(f"{path.name} sha256:{hashlib.sha256(text.encode()).hexdigest()[:16]}", tuple(documents))
 
 
@@ -98,10 +95,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 
 class TextCanvases:
-    """Batches of a user's documents; batch number n of a stream is a pure function of (seed, n).
-
-    Raises:
-        TrainingError: a text holds special or unknown tokens, or every prompt fills a canvas.
+    """Batches of a user's documents; batch number n of a stream is a pure function of (seed, n). Raise TrainingError
+    where a text holds special or unknown tokens, or every prompt fills a canvas.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
@@ -177,13 +172,11 @@ def make_corpus(
 ) -> Path:
     """Write a corpus into a new or empty folder, which holds nothing until it is complete.
 
-    At least one text must be held out, and none may hold a special token. The tokenizer is byte-level BPE of so many
-    tokens, at most 65,536; ``source`` stands in the manifest.
+    Some texts must be held out, and none may hold a special token (CallError). The tokenizer is byte-level BPE of so
+    many tokens, at most 65,536; ``source`` stands in the manifest.
     """
     texts = list(texts)
     training = [text for text in texts if not text.held_out]
-    if len(training) in (0, len(texts)):
-        raise CallError(f"expected documents to train on and to hold out, found {len(texts)} documents of one kind")
     for text in texts:
         if special := next((token for token in (BOS, EOS, MASK) if token in text.text), None):
             raise CallError(f"{text.title!r}: expected text without special tokens, found {special!r}; take it out")
@@ -230,9 +223,6 @@ def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None
     """Return a function (seed, update) → batch of ``tokens // length`` windows; of held-out text where the update is
     negative. ``bos_id`` stands first in every window; None puts text there.
     """
-    shortest = min(len(corpus.train), len(corpus.held_out))
-    if shortest <= length:
-        raise TrainingError(f"{corpus.folder}: expected more than {length} tokens in each file, found {shortest}")
     text = length if bos_id is None else length - 1
 
     def draw(seed: int, update: int) -> Canvases:

@@ -1,4 +1,5 @@
-"""The training loop: AdamW, warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption.
+"""The objectives (masked diffusion with paper 2's schedule, next-token prediction) and the training loop: AdamW, warm-up
+and cosine decay, bf16 autocast, gradient clipping, exact resumption.
 
 Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the
 optimiser's moments and n; `run_folder` keeps them. `train_checkpoint` makes a stock Hugging Face folder of it.
@@ -16,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab import adaptation, run_folder
-from sinkscope.lab.canvases import Canvases
-from sinkscope.lab.objectives import masked_diffusion_loss, next_token_loss
+from sinkscope.lab.canvases import PROMPT, Canvases
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.starting_network import build_network, choose_tokenizer, source_of
 from sinkscope.lab.texts import Corpus, Texts
@@ -32,6 +33,90 @@ from sinkscope.runs.files import sealed
 from sinkscope.runs.folder import claimed_folder
 
 VALIDATION_BATCHES = 8
+LEAST_MASKED = 1e-3
+IGNORED = -100  # a target that is no part of the loss
+
+
+def mask_canvases(
+    canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator, *, first_stays: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Mask each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
+
+    Each packed problem counts as a sequence. The values of t in a batch come from equal strata, in random order, so
+    that the sum of the 1/t weights varies less. Questions stay visible, as in LLaDA's supervised fine-tuning, but not
+    in a ``whole_canvas_share`` of the rows: there every token is masked at one rate, except the first if
+    ``first_stays``.
+
+    Return int64 [row, position] with masks, float32 [row, position] 1/p where masked and 0 elsewhere, and the number of
+    tokens that could be masked.
+    """
+    tokens, answers = canvases.tokens, canvases.answers
+    rows, length = tokens.shape
+    whole = torch.rand(rows, 1, generator=generator, dtype=torch.float32) < whole_canvas_share
+    groups = torch.where(whole, 0, answers)
+    if first_stays:
+        groups[:, 0] = PROMPT
+    slots = int(groups.max()) + 1
+    count = rows * slots
+    t = torch.randperm(count, generator=generator) + torch.rand(count, generator=generator, dtype=torch.float32)
+    t = t / count
+    rates = ((1 - LEAST_MASKED) * t + LEAST_MASKED).view(rows, slots)
+    rate = rates.gather(1, groups.clamp(min=0))
+    maskable = groups != PROMPT
+    masked = (torch.rand(rows, length, generator=generator, dtype=torch.float32) < rate) & maskable
+    return tokens.masked_fill(masked, mask_id), torch.where(masked, 1 / rate, 0.0), int(maskable.sum())
+
+
+def masked_diffusion_loss(
+    network: Any,
+    canvases: Canvases,
+    *,
+    mask_id: int,
+    whole_canvas_share: float,
+    generator: torch.Generator,
+    shift: bool = False,
+    first_stays: bool = True,
+    flat: bool = False,
+    body: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Return the cross-entropy on masked tokens, weighted by 1/p, per maskable token: a scalar in nats.
+
+    With ``flat`` it is the plain mean over masked tokens, which bounds no likelihood but is much less noisy. With
+    ``shift`` a token is predicted from the position to its left, as a causal model is adapted to diffusion (Dream,
+    paper 2's Qwen2.5); the first token of a canvas is then never masked. Masks are drawn on the CPU.
+    """
+    stays = first_stays or shift
+    noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=stays)
+    device = network.lm_head.weight.device
+    own = body or (lambda tokens: network.model(input_ids=tokens, use_cache=False).last_hidden_state)
+    hidden = own(noisy.to(device))
+    chosen = weights > 0
+    read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen
+    logits = network.lm_head(hidden[read]).float()
+    losses = F.cross_entropy(logits, canvases.tokens[chosen].to(device), reduction="none")
+    if flat:
+        return losses.sum() / max(1, losses.numel())
+    return (losses * weights[chosen].to(device)).sum() / maskable
+
+
+def next_token_loss(
+    network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False
+) -> torch.Tensor:
+    """Return the cross-entropy of each token given those before it, over a canvas or its answers only, in nats.
+
+    After a complete answer the target is EOS, even where another problem follows on the canvas, so that a model stops
+    after its answer. Natural text has no answers; its ``eos_id`` is None.
+    """
+    targets = canvases.tokens[:, 1:].clone()
+    if eos_id is not None:
+        finished = (canvases.answers[:, :-1] != PROMPT) & (canvases.answers[:, 1:] == PROMPT)
+        targets[finished] = eos_id
+    if only_answers:
+        targets[canvases.answers[:, 1:] == PROMPT] = IGNORED
+    device = network.lm_head.weight.device
+    hidden = network.model(input_ids=canvases.tokens.to(device), use_cache=False).last_hidden_state
+    logits = network.lm_head(hidden[:, :-1]).float()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten().to(device), ignore_index=IGNORED)
 
 
 def learning_rate(recipe: Recipe, update: int) -> float:
@@ -63,9 +148,7 @@ def train(
 ) -> Any:
     """Train a recipe in the folder ``out``, from its last saved state, and return the network.
 
-    Args:
-        texts: the user's own texts, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
-        progress: shows a bar, or a line every half minute.
+    ``texts`` are the user's own, whose fingerprint becomes part of the recipe; None trains on the lab's problems.
 
     Raises:
         CallError: a value of the recipe is out of bounds, or the device cannot be used.
@@ -121,7 +204,9 @@ def train(
                     if recipe.adaptation is not None and recipe.objective != "next_token":
                         row["held_out"] = adaptation.held_out_losses(network, recipe, held_out)
                     else:
-                        row["validation_loss"] = _validate(objective, draw)
+                        with torch.no_grad():  # held-out batches have negative numbers
+                            losses = [objective(draw(-1, -n), -n).item() for n in range(1, VALIDATION_BATCHES + 1)]
+                        row["validation_loss"] = sum(losses) / len(losses)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 bar.advance(0, loss=f"{row['loss']:.3f}")
@@ -134,12 +219,9 @@ def train(
 
 def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe) -> dict[str, Any]:
     row = {"update": update, "loss": loss.item(), "gradient_norm": float(norm)}
-    for name, value in row.items():
-        if not math.isfinite(value):  # no update leads back from it
-            raise TrainingError(
-                f"{recipe.name}, update {update}: expected a finite {name.replace('_', ' ')}, found {value}; "
-                f"train with a lower learning_rate than {recipe.learning_rate} into another folder"
-            )
+    if wrong := {name: value for name, value in row.items() if not math.isfinite(value)}:  # no update leads back
+        advice = f"train with a lower learning_rate than {recipe.learning_rate} into another folder"
+        raise TrainingError(f"{recipe.name}, update {update}: expected a finite loss, found {wrong}; {advice}")
     return row
 
 
@@ -173,13 +255,6 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
     return objective
 
 
-@torch.no_grad()
-def _validate(objective: Callable[[Canvases, int], torch.Tensor], draw: Callable[[int, int], Canvases]) -> float:
-    """Return the mean loss over fixed held-out batches, which have negative numbers."""
-    losses = [objective(draw(-1, -1 - n), -1 - n).item() for n in range(VALIDATION_BATCHES)]
-    return sum(losses) / len(losses)
-
-
 def train_checkpoint(
     recipe: Recipe,
     out: str | Path,
@@ -189,10 +264,8 @@ def train_checkpoint(
     command: str = "",
     watch: Watch | None = None,
 ) -> Path:
-    """Train a recipe into a checkpoint that `sinkscope.load` reads; a run that was killed is resumed. See `train`.
-
-    The weights are written last, by a rename, so a folder with weights is finished; ModelError is raised where a file
-    beside them is missing or damaged.
+    """Train a recipe into a checkpoint that `sinkscope.load` reads, or resume a killed run; see `train`. The weights are
+    written last, so a folder with weights is finished; raise ModelError where a file beside them is missing or damaged.
     """
     change = recipe.adaptation
     if change is not None and (change.block or change.first_alone):

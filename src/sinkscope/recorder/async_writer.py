@@ -23,16 +23,12 @@ Landed = Callable[[Tensors], None]
 
 
 class AsyncWriter:
-    """Takes steps and delivers them on the host in the same order.
-
-    Args:
-        threaded: whether a thread delivers them; if None, a thread does where any tensor is on a GPU.
-        room: bytes that may be in transit; a single step may be larger.
+    """Takes steps and delivers them on the host in the same order, in a thread where any tensor is on a GPU, unless
+    ``threaded`` says. ``room`` are the bytes that may be in transit; a single step may be larger.
     """
 
     def __init__(self, threaded: bool | None = None, room: int = ROOM) -> None:
-        self.room = room
-        self._threaded = threaded
+        self._threaded, self.room = threaded, room
         # The tensors on the host, complete once each device's event has happened; their bytes; whom to call with them.
         self._parcels: queue.SimpleQueue[tuple[Tensors, int, list[Any], Landed] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -42,11 +38,8 @@ class AsyncWriter:
         self._streams: dict[torch.device, Any] = {}
 
     def send(self, tensors: Tensors, landed: Landed) -> None:
-        """Call ``landed`` with the tensors on the host: at once, or later from the thread.
-
-        Raises:
-            Exception: the error with which the delivery of an earlier step ended. This step and all later ones are
-                dropped, and each call raises that error again, until `close`.
+        """Call ``landed`` with the tensors on the host: at once, or later from the thread. After a delivery that failed
+        drop this step and raise its error again, until `close`.
         """
         threaded = any(one.is_cuda for one in tensors.values()) if self._threaded is None else self._threaded
         if not threaded:
@@ -58,9 +51,7 @@ class AsyncWriter:
                 raise
             return
         size = sum(one.numel() * one.element_size() for one in tensors.values())
-        self._wait_until(lambda: self._count == 0 or self._under_way + size <= self.room)
-        if self._error is not None:
-            raise self._error
+        self._wait_for(size)
         try:
             here, copied = self._copy(tensors)
         except RuntimeError as error:
@@ -77,13 +68,10 @@ class AsyncWriter:
 
     def drain(self) -> None:
         """Wait until every step is delivered; raise the error of the first delivery that failed."""
-        self._wait_until(lambda: self._count == 0)
-        if self._error is not None:
-            raise self._error
+        self._wait_for(self.room)
 
     def close(self) -> None:
-        """Wait until every step is delivered and end the thread; raise nothing."""
-        self._wait_until(lambda: self._count == 0)
+        """Deliver what waits and end the thread; raise nothing."""
         if self._thread is not None:
             self._parcels.put(None)
             self._thread.join()
@@ -122,7 +110,10 @@ class AsyncWriter:
                 self._under_way, self._count = self._under_way - size, self._count - 1
                 self._free.notify_all()
 
-    def _wait_until(self, there: Callable[[], bool]) -> None:
+    def _wait_for(self, size: int) -> None:
+        """Wait until so many bytes have room; raise the error of the first delivery that failed."""
         with self._free:
-            while not there():
+            while self._count and self._under_way + size > self.room:
                 self._free.wait()
+        if self._error is not None:
+            raise self._error

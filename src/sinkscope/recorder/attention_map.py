@@ -1,7 +1,6 @@
-"""Recomputes the attention map of one head: the stored canvas of a step goes through the model again.
+"""Recomputes the attention map of one head: the stored canvas of a step goes through the model again, without a cache.
 
-The forward call has no cache and no padding. A map of an autoregressive trace therefore shows all queries on the canvas
-of that step, and its column sums equal the running sums that were recorded.
+A map of an autoregressive trace shows all queries on the canvas of its step; their column sums are the running sums.
 """
 
 from contextlib import nullcontext
@@ -26,16 +25,10 @@ EXACT = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
-    """One recomputed map.
-
-    Attributes:
-        attention: rows add up to 1; in a network with its own sink token, to 1 minus that token's share.
-        largest_difference: between its columns and the recorded ones, in queries' worth of attention.
+    """One recomputed map, whose rows add up to 1 minus the share of the network's own sink token, and the largest
+    difference between its columns and the recorded ones, in queries' worth of attention.
     """
 
-    step: int
-    layer: int
-    head: int
     attention: Float[np.ndarray, "query key"]
     largest_difference: float
 
@@ -65,15 +58,12 @@ class _OneHead(Watcher):
 
 
 def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) -> AttentionMap:
-    """Return one attention map of a recorded step, computed again by the model that wrote the trace.
-
-    Args:
-        step, layer, head: negative numbers count from the end.
+    """Return one attention map of a recorded step, computed again by the model that wrote the trace; negative numbers
+    count from the end.
 
     Raises:
         CallError: no such step, layer or head, a model with other weights, or a trace that was written with a cache.
-        TraceError: a trace without a hash of the weights, or one whose columns differ from the map's, for example
-            because keys were hidden while it was written.
+        TraceError: columns that differ from the map's, as where keys were hidden while the trace was written.
     """
     step, layer, head = check_place(trace, step, layer, head)
     _check_weights(model, trace)
@@ -85,8 +75,7 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     blocks = nullcontext() if block is None else model.network.model.blocks_of(block)
     with torch.no_grad(), blocks, subscribed(model.network, watcher):
         model.logits(tokens, 1, use_cache=False)
-    if watcher.attention is None:
-        raise TraceError(f"{trace.folder}: expected a layer {trace.layers[layer]} in {model.card.name}, found none")
+    assert watcher.attention is not None
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
     hidden = bool(trace.manifest.get("hidden"))
@@ -97,19 +86,16 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         if hidden:
             why = "It was written while keys were hidden, and maps are recomputed without hiding"
         raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
-    return AttentionMap(step, layer, head, attention, difference)
+    return AttentionMap(attention, difference)
 
 
 def _check_weights(model: Model, trace: Trace) -> None:
-    card = trace.manifest.get("model") or {}
-    if not card.get("weight_hash"):
-        raise TraceError(f"{trace.folder} has no hash of the weights; record a model that sinkscope.load returned")
+    card = trace.manifest["model"]
     if cache := (trace.manifest.get("sampler") or {}).get("cache"):
         raise CallError(f"{trace.folder} was written with the cache {cache}; record without a cache for a map")
     found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
     for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
-        if card.get(name) and found[name] and card[name] != found[name]:
-            raise CallError(
-                f"{trace.folder} was written by {what} {card[name][:12]}…, {model.card.name} has {found[name][:12]}…; "
-                "pass the model that wrote the trace"
-            )
+        theirs, mine = card.get(name) or "", found[name] or ""
+        if theirs != mine and (name == "weight_hash" or (theirs and mine)):
+            written = f"was written by {what} {theirs[:12] or 'without a hash'}…, {model.card.name} has {mine[:12]}…"
+            raise CallError(f"{trace.folder} {written}; pass the model that wrote it, as sinkscope.load returned it")

@@ -1,7 +1,6 @@
 """Measures how keys and values drift from step to step, instead of recording columns; see `statistics.key_drift`.
 
-Keys and values of the last steps stay on their device, and only sums leave it. Keys are taken after rotation, which
-does not matter, as a position stays where it is.
+Keys and values of the last steps stay on their device, and only sums leave it. Keys are taken after rotation.
 """
 
 import json
@@ -31,9 +30,9 @@ from sinkscope.attention import (
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import SameWeights
+from sinkscope.recorder.destinations import expect_one_setting, settings_of
 from sinkscope.recorder.step_recorder import plain_values
 from sinkscope.runs.files import with_checksum, write_whole
-from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.sinks.definition import excess_of
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document
@@ -48,17 +47,12 @@ TOO_FEW = "expected 2 steps or more, found 1; write a longer text, or fewer toke
 class DriftRecorder(Watcher):
     """Adds up the drift of keys and values over the steps of each prompt of a diffusion model.
 
-    Args:
-        lags: in steps; as many steps of keys and values as the largest are held on the device.
-
     Attributes:
         sums, counts: of the prompts that are complete, see `drift_document`.
         sampler, hidden: settings and rules, alike for all prompts but for the seed.
     """
 
     def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
-        if model.family.causal or block_length(model.network) is not None:
-            raise CallError(f"keep: drift needs a canvas that every step computes again, found {model.family.name}")
         self.model, self.lags = model, tuple(lags)
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
@@ -72,21 +66,18 @@ class DriftRecorder(Watcher):
         """Prepare for the prompts of a generation."""
         self._past: deque[tuple[StepContext, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
-        sampler = dict(start.sampler)
-        if (cache := sampler.get("cache", "none")) != "none":
-            raise CallError(f"keep: drift needs a canvas that every step computes again, found cache {cache}")
+        sampler, name = dict(start.sampler), self.model.family.name
+        cache, blocks = sampler.get("cache", "none"), block_length(self.model.network)
+        if self.model.family.causal or blocks is not None or cache != "none":
+            found = f"{name} with {'blocks' if blocks else 'no blocks'} and cache {cache}"
+            raise CallError(f"keep: drift needs a canvas that every step computes again, found {found}")
         self._weights.check("keep='drift' adds up prompts of one network")
         session = current_session(self.model.network)
         hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
-        hidden = [plain_values(one.describe(0)).get("rules") for one in hiders]
-        mine, first = (
-            {"sampler": {name: value for name, value in one.items() if name != "seed"}, "hide": rules}
-            for one, rules in ((sampler, hidden), (self.sampler, self.hidden))
-        )
-        if self.sums and (other := next(differences(first, mine), None)) is not None:
-            change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
-            raise CallError(f"keep='drift' adds up prompts of one setting: {change}; use a folder for each setting")
-        self.sampler, self.hidden = sampler, hidden
+        mine = settings_of(sampler, [plain_values(one.describe(0)) for one in hiders])
+        if self.sums:
+            expect_one_setting("drift", settings_of(self.sampler, [{"rules": one} for one in self.hidden]), mine)
+        self.sampler, self.hidden = sampler, mine["hide"]
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
         self._sums = torch.zeros(shape, dtype=torch.float64, device="cpu")
@@ -119,7 +110,10 @@ class DriftRecorder(Watcher):
             then, layers = self._past[-lag]
             places_then = torch.tensor([then.prompts.index(one) for one in context.prompts], device="cpu")
             earlier = upload(places_then, self._rows.device)
-            members = _classes(then.masked[earlier], context.masked, sink) * real[:, None, None]
+            was, mask = (one[:, None].expand_as(sink) for one in (then.masked[earlier], context.masked))
+            new, rest = was & ~mask, ~sink & ~(was & ~mask)
+            members = torch.stack([new, sink & ~new, was & mask & rest, ~(was & mask) & rest], dim=1).double()
+            members = members * real[:, None, None]
             before = (layers[layer][0][earlier], layers[layer][1][earlier])
             for at, measured in enumerate(measures(before, now)):  # a NaN counts in its class alone
                 drifts = torch.where(members > 0, measured[:, None].double(), 0.0).sum(-1).cpu()
@@ -147,12 +141,6 @@ def _sinks(sums: Tensor, kv_heads: int, real: Tensor) -> Tensor:
     with np.errstate(invalid="ignore"):
         over = np.asarray(excess_of(placed)) > EXCESS
     return torch.from_numpy(over).to(sums.device).unflatten(1, (kv_heads, -1)).any(2)
-
-
-def _classes(before: Tensor, now: Tensor, sink: Tensor) -> Tensor:
-    """Return the class of each position as ones among zeros, float64 [batch, class, kv_head, position]."""
-    new, mask = (before & ~now)[:, None].expand_as(sink), (before & now)[:, None].expand_as(sink)
-    return torch.stack([new, sink & ~new, mask & ~sink & ~new, ~mask & ~sink & ~new], dim=1).double()
 
 
 def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Tensor]:

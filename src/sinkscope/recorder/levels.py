@@ -1,8 +1,7 @@
 """`recording` records every generation inside its ``with`` block, at one of four levels of detail."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,10 +11,10 @@ from torch import nn
 from sinkscope.attention import is_generating, subscribed
 from sinkscope.errors import AttentionError, CallError, TraceError
 from sinkscope.models import Model
-from sinkscope.recorder.step_recorder import Destination, Recorder, StepWriter
+from sinkscope.recorder.destinations import Destination, StatisticsDestination, TraceFolders, merge_statistics
+from sinkscope.recorder.step_recorder import Recorder
 from sinkscope.runs.folder import claimed_folder
-from sinkscope.traces import TraceWriter, claim_folder, move_trace
-from sinkscope.traces.trace_array import keep_top
+from sinkscope.traces.statistics_folder import StatisticsFolder
 from sinkscope.traces.writing import room_in
 
 FEW = 8
@@ -66,25 +65,24 @@ def recording(
             "or load it once per thread"
         )
     folder = Path(out)
-    with claimed_folder(folder, TraceError), room_in(folder, overwrite) as room:
+    recorder: Any = None
+    statistics: StatisticsFolder | None = None
+    with (
+        claimed_folder(folder, TraceError),
+        room_in(folder, overwrite, lambda: recorder is not None and recorder.has_recorded),
+    ):
         folder = folder.absolute()  # the body may change the current folder
-        statistics = None
         with ExitStack() as steps:
             if keep == "drift":
                 from sinkscope.recorder.drift_recorder import recording_drift
 
-                recorder: Any = steps.enter_context(recording_drift(model, folder))  # type: ignore[arg-type]
-            elif keep == "statistics":
-                from sinkscope.recorder.statistics_destination import StatisticsDestination, merge_statistics
-                from sinkscope.traces.statistics_folder import StatisticsFolder
-
-                statistics = StatisticsFolder(folder, {}, merge_statistics)
-                destination = StatisticsDestination(statistics, count())
-                recorder = steps.enter_context(recording_to(model, destination, tokenizer))
+                recorder = steps.enter_context(recording_drift(model, folder))  # type: ignore[arg-type]
             else:
-                traces = TraceFolders(folder, numbered, top if keep == "top" else None)
-                recorder = steps.enter_context(recording_to(model, traces, tokenizer))
-            room.recorded = lambda: recorder.has_recorded
+                destination: Destination = TraceFolders(folder, numbered, top if keep == "top" else None)
+                if keep == "statistics":
+                    statistics = StatisticsFolder(folder, {}, merge_statistics)
+                    destination = StatisticsDestination(statistics, count())
+                recorder = steps.enter_context(recording_to(model, destination, tokenizer))
             yield recorder
         if not recorder.has_recorded:
             raise CallError(f"{folder}: nothing was recorded; generate inside the with block of recording")
@@ -95,42 +93,6 @@ def recording(
 @contextmanager
 def recording_to(model: Model | nn.Module, destination: Destination, tokenizer: Any = None) -> Iterator[Recorder]:
     """Record every generation of a model to a destination while the body runs; arguments as for `recording`."""
-    given = model if isinstance(model, Model) else None
-    network = model.network if isinstance(model, Model) else model
-    recorder = Recorder(network, given, destination, tokenizer)
-    with subscribed(network, recorder):
+    recorder = Recorder(model, destination, tokenizer)
+    with subscribed(recorder.network, recorder):
         yield recorder
-
-
-class TraceFolders:
-    """Writes a trace for each prompt: in the folder itself if it stays the only one, else in numbered folders within.
-
-    Args:
-        out: an empty folder.
-        numbered: numbers also the only trace.
-        top: how many of the largest columns of each head are kept; None keeps all.
-    """
-
-    def __init__(self, out: Path, numbered: bool = False, top: int | None = None) -> None:
-        self.out, self.numbered = out, numbered
-        self.level = "columns" if top is None else "top"
-        self.folders: tuple[Path, ...] = ()
-        self._reduce = None if top is None else partial(keep_top, count=top)
-        self._first: TraceWriter | None = None
-
-    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
-        if self._first is not None and self.folders == (self.out,):  # a second trace makes the first a numbered one
-            numbered = self.out / "000000"
-            move_trace(self.out, numbered)
-            self._first.folder, self.folders = numbered, (numbered,)
-        writers: list[StepWriter] = []
-        for manifest in manifests:
-            alone = not several and not self.folders and not self.numbered
-            folder = self.out if alone else self.out / f"{len(self.folders):06d}"
-            if not alone:
-                claim_folder(folder)
-            writer = TraceWriter(folder, manifest, self._reduce, trusted=True)
-            self.folders += (folder,)
-            self._first = self._first or writer
-            writers.append(writer)
-        return writers

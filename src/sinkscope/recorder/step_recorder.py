@@ -12,12 +12,12 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,13 +38,13 @@ from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import SameWeights, were_changed
 from sinkscope.recorder.async_writer import AsyncWriter
+from sinkscope.recorder.destinations import Destination, StepWriter
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
     PartStep,
     StackPart,
     canvas_after,
     check_numbers,
-    head_counts,
     in_batch,
     join_devices,
     layer_tensors,
@@ -61,39 +61,10 @@ MOST_HELD = 256 << 20
 """Bytes that the prompts of a batch may keep in memory, all together, before their parts of a trace are closed."""
 
 
-class StepWriter(Protocol):
-    """Takes the steps of one prompt, in order, as a `TraceWriter` does; ``held`` are bytes that wait in memory."""
-
-    held: int
-
-    def add(self, step: dict[str, np.ndarray]) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def describe(self, **more: Any) -> None: ...
-
-    def close(self, complete: bool, **more: Any) -> None: ...
-
-
-class Destination(Protocol):
-    """Makes the writers of a recording, at a level of detail; ``folders`` are those of the traces so far."""
-
-    level: str
-    folders: tuple[Path, ...]
-
-    def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[StepWriter]:
-        """Return a writer for each prompt; ``several`` is whether the generation makes more than one trace."""
-        ...
-
-
 @dataclass(eq=False)
 class _Prompt:
-    """A prompt of so many tokens whose steps are being recorded.
-
-    Attributes:
-        running: column sums and norms that a causal model has added up so far.
-        canvas: int32 [position], after the last step.
-        tokens: all that have stood on a canvas.
+    """A prompt of so many tokens whose steps are being recorded: ``running`` sums of a causal model, the ``canvas``
+    after the last step, int32 [position], and all ``tokens`` that have stood on one.
     """
 
     writer: StepWriter
@@ -105,28 +76,21 @@ class _Prompt:
 
 
 class Recorder(Watcher):
-    """Records every generation of one model.
-
-    Args:
-        model: with the card and the tokenizer; None for another module.
-        destination: makes the writer of each prompt.
-        tokenizer: of another module than a `Model`; without one its tokens have no texts.
-
-    Attributes:
-        prompts_asked: how many prompts are to be recorded, where that is known; manifests hold it.
+    """Records every generation of one model, or of another module (``model`` None; without a tokenizer its tokens have
+    no texts). ``prompts_asked`` is how many prompts are to be recorded, where that is known; manifests hold it.
     """
 
     groups = ("all", "masked", "prompt")
 
-    def __init__(
-        self, network: nn.Module, model: Model | None, destination: Destination, tokenizer: Any = None
-    ) -> None:
-        self.network, self.model, self.destination = network, model, destination
-        self._tokenizer = tokenizer if model is None else model.tokenizer
-        self._eos_id: int | None = getattr(tokenizer, "eos_token_id", None) if model is None else model.card.eos_id
+    def __init__(self, model: Model | nn.Module, destination: Destination, tokenizer: Any = None) -> None:
+        self.model = model if isinstance(model, Model) else None
+        self.network: nn.Module = model.network if isinstance(model, Model) else model
+        self.destination = destination
+        self._tokenizer = model.tokenizer if isinstance(model, Model) else tokenizer
+        self._eos_id = model.card.eos_id if isinstance(model, Model) else getattr(tokenizer, "eos_token_id", None)
         self._texts: dict[int, str] = {}  # of tokens that were met
-        self._projections = OutputProjections(network)
-        self._weights = SameWeights(network)
+        self._projections = OutputProjections(self.network)
+        self._weights = SameWeights(self.network)
         self._async_writer = AsyncWriter()
         self.has_recorded = False
         self.prompts_asked: int | None = None
@@ -187,10 +151,9 @@ class Recorder(Watcher):
         queries = call.query.shape[2]
         behind = causal and not call.crossing and queries < call.keys
         if behind and call.stack not in self._last_contexts:
-            raise AttentionError(
-                f"expected a recording from the first token on, found a cache that holds {call.keys - queries} of "
-                f"{call.keys}; fill the cache inside recording, and begin each text with an empty one"
-            )
+            found = f"a cache that holds {call.keys - queries} of {call.keys}"
+            advice = "fill the cache inside recording, and begin each text with an empty one"
+            raise AttentionError(f"expected a recording from the first token on, found {found}; {advice}")
         norms = self._projections.key_norms(call, queries if behind else None)
         return layer_tensors(call, columns, self.groups, norms)
 
@@ -205,10 +168,8 @@ class Recorder(Watcher):
             if part not in self._prompts:
                 self._prompts[part], self._layers[part] = self._open(part, step, start, measured), list(measured)
             if self._layers[part] != list(measured):
-                raise AttentionError(
-                    f"expected the layers of the first step in every step ({', '.join(self._layers[part])}), found "
-                    f"{', '.join(measured)}"
-                )
+                first = ", ".join(self._layers[part])
+                raise AttentionError(f"expected the layers of the first step, {first}, found {', '.join(measured)}")
             blocks = step.context.final_queries is not None
             try:
                 stacked = stack_layers(layers, step.causal, blocks)
@@ -254,9 +215,7 @@ class Recorder(Watcher):
 
     def end_generation(self, failed: bool) -> None:
         """Close the traces once every step has arrived; the manifest of one that was given up says ``complete: false``.
-
-        Raises:
-            AttentionError: a step whose attention is not a number.
+        Raise AttentionError for a step whose attention is not a number.
         """
         prompts, self._prompts = self._prompts, {}
         error: BaseException | None = None
@@ -282,7 +241,17 @@ class Recorder(Watcher):
         context, session = step.context, current_session(self.network)
         several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
         lengths = context.prompt_lengths or start.prompt_lengths
-        heads, kv_heads = head_counts(list(measured.values()))
+        heads = next(iter(measured.values()))["sums"].shape[1]
+        parameter = next(self.network.parameters(), torch.empty(0))
+        dtype = str(parameter.dtype).removeprefix("torch.")  # the card's is that of loading
+        card: dict[str, Any] = {"name": type(self.network).__name__}
+        if self.model is not None:
+            card = {**self.model.card.as_dict(), "dtype": dtype}
+            if were_changed(self.network, self.model.card.weight_hash):
+                parameters = sum(one.numel() for one in self.network.parameters())
+                card |= {"weight_hash": None, "parameters": parameters, "layers": len(measured)}
+        versions = {name: version(name) for name in ("sinkscope", "transformers")}
+        versions |= {"torch": torch.__version__, "python": platform.python_version()}
         manifests = []
         for number in range(len(start.prompt_lengths)):
             row = context.rows[context.prompts.index(number)] if number in context.prompts else 0
@@ -291,7 +260,10 @@ class Recorder(Watcher):
                 sampler["seed"] += number
             manifests.append(
                 {
-                    **self._about_the_model(len(measured)),
+                    "model": card,
+                    "device": str(parameter.device),
+                    "dtype": dtype,
+                    "versions": versions,
                     "command": command_line(),
                     "causal": step.causal,
                     "sampler": sampler,
@@ -302,7 +274,7 @@ class Recorder(Watcher):
                     **self._vocabulary(context.tokens[row].tolist()),
                     "layers": list(measured),
                     "heads": heads,
-                    "kv_heads": kv_heads,
+                    "kv_heads": max(layer["value_norms"].shape[1] for layer in measured.values()),
                     "eos_id": self._eos_id,
                     "level": self.destination.level,
                     "hidden": self._hidden(number),
@@ -315,20 +287,6 @@ class Recorder(Watcher):
         writers = self.destination.open(manifests, several)
         self.has_recorded = True
         return {number: _Prompt(writer, lengths[number]) for number, writer in enumerate(writers)}
-
-    def _about_the_model(self, layers: int) -> dict[str, Any]:
-        """Return what a manifest says of the network, of which so many layers were measured, and of its surroundings."""
-        parameter = next(self.network.parameters(), torch.empty(0))
-        dtype = str(parameter.dtype).removeprefix("torch.")  # the card's is that of loading
-        card: dict[str, Any] = {"name": type(self.network).__name__}
-        if self.model is not None:
-            card = {**self.model.card.as_dict(), "dtype": dtype}
-            if were_changed(self.network, self.model.card.weight_hash):
-                parameters = sum(one.numel() for one in self.network.parameters())
-                card |= {"weight_hash": None, "parameters": parameters, "layers": layers}
-        versions = {"sinkscope": version("sinkscope"), "torch": torch.__version__}
-        versions |= {"transformers": version("transformers"), "python": platform.python_version()}
-        return {"model": card, "device": str(parameter.device), "dtype": dtype, "versions": versions}
 
     def _hidden(self, prompt: int) -> list[dict[str, Any]]:
         return [plain_values(one.describe(prompt)) for one in self._hiders.values()]

@@ -107,14 +107,6 @@ def join_devices(stacked: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: join[name]([part[name] for part in stacked]) for name in stacked[0]}
 
 
-def head_counts(layers: list[LayerTensors]) -> tuple[int, int]:
-    """Return the number of query heads, and the largest number of kv heads of any layer."""
-    heads = sorted({layer["sums"].shape[1] for layer in layers})
-    if len(heads) > 1:
-        raise AttentionError(f"expected as many query heads in every layer, found {' and '.join(map(str, heads))}")
-    return heads[0], max(layer["value_norms"].shape[1] for layer in layers)
-
-
 def _in_heads(norms: list[Tensor]) -> Tensor:
     """Return norms [layer, batch, kv_head, key] concatenated over layers, filled with NaN up to the most kv heads."""
     counts = {one.shape[2] for one in norms}
@@ -132,14 +124,12 @@ class StackPart(NamedTuple):
 
 @dataclass(frozen=True)
 class PartStep:
-    """A step of one part of a stack.
+    """A step of one part of a stack; ``crossing`` where the tokens are another stack's, ``source``, where it is known.
 
     Attributes:
         context: input of the step. For a crossing part the tokens that are attended to, and the lengths of their rows.
-        queries: tokens that attend, left padding included.
-        all_queries: whether the step computes every query of the canvas, so that none was left to a cache.
+        queries: tokens that attend, left padding included; ``all_queries``: none of the canvas was left to a cache.
         causal: whether column sums are running sums over the steps.
-        crossing: whether the tokens are another stack's, ``source``, where it is known.
     """
 
     context: StepContext
@@ -185,11 +175,8 @@ def part_step(
 def prompt_arrays(
     step: PartStep, row: int, stacked: Mapping[str, Tensor], result: StepResult | None, running: dict[str, Tensor]
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of one prompt, a row of the batch, as in `axes.TRACE_AXES` without the step axis.
-
-    Args:
-        stacked: tensors [layer, batch, …] of all layers, on the host.
-        running: sums of this prompt over the steps before, where the model is causal; changed.
+    """Return the arrays of one prompt, a row of the batch, as in `axes.TRACE_AXES` without the step axis, from tensors
+    [layer, batch, …] on the host and its ``running`` sums over the steps before (causal models), which are changed.
     """
     context = step.context
     width, length = context.tokens.shape[1], int(context.lengths[row])
@@ -235,18 +222,15 @@ def canvas_after(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[str], step: int) -> None:
     """Raise AttentionError where a column sum [layer, head, key] of a prompt is NaN, or where a norm is infinite."""
+    found = ""
     if bool(sums.sum().isnan()):  # one pass; infinities cannot occur
         layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
-        raise AttentionError(
-            f"expected the attention of step {step} to be numbers, found NaN first in layer {layers[layer]}, head "
-            f"{head}; load the model with dtype='float32', or check the checkpoint"
-        )
-    for name in (one for one in arrays if one.endswith("_norms")):
-        if np.isinf(arrays[name]).any():
-            raise AttentionError(
-                f"expected the {name.replace('_', ' ')} of step {step} to be finite, found infinite ones; the model's "
-                "states overflow in float32: check the checkpoint"
-            )
+        found = f"NaN in the attention, first in layer {layers[layer]}, head {head}"
+    elif wrong := [name for name in arrays if name.endswith("_norms") and np.isinf(arrays[name]).any()]:
+        found = f"infinite {wrong[0].replace('_', ' ')}"
+    if found:
+        advice = "load the model with dtype='float32', or check the checkpoint"
+        raise AttentionError(f"expected numbers in step {step}, found {found}; {advice}")
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:

@@ -164,7 +164,7 @@ class Roles:
         """Write ``roles.json`` into a folder, new or not, for `read_roles`, and return its path."""
         path = Path(folder) / FILE
         content = json.dumps(with_checksum(self.as_dict()), ensure_ascii=False, indent=1) + "\n"
-        with made_folder(path.parent, EvaluationError):
+        with made_folder(path.parent):
             write_whole(path, content.encode(), EvaluationError, "choose another folder")
         return path
 

@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from sinkscope.errors import SinkscopeError, first_line
+from sinkscope.errors import SinkscopeError
 
 UNFINISHED = ".writing"
 """The name of a file ends in this while it is being written."""
@@ -129,13 +129,12 @@ def write_together(contents: Mapping[Path, Any], failure: Failure, advice: str) 
                 os.fsync(file.fileno())
         for path, beside in written.items():
             os.replace(beside, path)
-    except BaseException as error:
+    except OSError as error:
+        raise failure(f"{path} cannot be written ({error.strerror or error}); {advice}") from error
+    finally:
         for beside in written.values():
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise failure(f"{path} cannot be written ({error.strerror or error}); {advice}") from error
-        raise
 
 
 def sha256_of(path: Path) -> str:
@@ -174,44 +173,30 @@ def sealed(content: bytes) -> list[bytes | memoryview]:
     return [len(text).to_bytes(8, "little") + text, data]
 
 
-def compare_sealed(path: Path, failure: Failure, advice: str = "") -> dict[str, str]:
-    """Return the metadata of a safetensors file; raise ``failure`` where it has a checksum and other bytes."""
-    try:
-        with path.open("rb") as file:
-            header = _header(file)
-            metadata = header.get("__metadata__", {})
-            whole = SHA256 not in metadata or metadata[SHA256] == _digest(header, iter(lambda: file.read(_PIECE), b""))
-    except OSError as error:
-        raise failure(f"{path} cannot be read ({error.strerror or error})") from error
-    except (ValueError, AttributeError) as error:
-        raise failure(f"{path}: expected a safetensors file ({first_line(error)}); {advice or DAMAGED}") from error
+def compare_sealed(path: Path, failure: Failure, advice: str = "", update: int | None = None) -> dict[str, str]:
+    """Return the metadata of a safetensors file; raise ``failure`` where it has a checksum and other bytes, or is not
+    of the ``update`` that its name says.
+    """
+    whole, metadata = False, {}
+    with path.open("rb") as file, contextlib.suppress(ValueError, AttributeError):
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, os.fstat(file.fileno()).st_size)))
+        metadata = header.get("__metadata__", {})
+        whole = SHA256 not in metadata or metadata[SHA256] == _digest(header, iter(lambda: file.read(_PIECE), b""))
     if not whole:
-        raise failure(f"{path}: expected the tensors whose sha256 it holds, found others; {advice or DAMAGED}")
-    return metadata
-
-
-def compare_update(path: Path, update: int, failure: Failure) -> None:
-    """Raise ``failure`` where a snapshot holds another update than its name says, or has a checksum and holds none."""
-    with path.open("rb") as file:
-        held = _header(file).get("__metadata__", {})
-    found = str(held.get("update", "none" if SHA256 in held else update))
-    if found != str(update):
+        found = "others, or no safetensors file"
+        raise failure(f"{path}: expected the tensors whose sha256 it holds, found {found}; {advice or DAMAGED}")
+    found = metadata.get("update", "none" if SHA256 in metadata else update)
+    if update is not None and str(found) != str(update):
         raise failure(f"{path}: expected update {update}, as its name says, found {found}; rename it back")
-
-
-def _header(file: IO[bytes]) -> dict[str, Any]:
-    length = int.from_bytes(file.read(8), "little")
-    return json.loads(file.read(min(length, os.fstat(file.fileno()).st_size)))
+    return metadata
 
 
 def compare_file(path: Path, sha256: str, failure: Failure, whose: str, advice: str = "") -> None:
     """Raise ``failure`` for a file with other bytes than the sha256 that ``whose``, such as ``its manifest``, gives."""
-    try:
-        found = sha256_of(path)
-    except OSError as error:
-        raise failure(f"{path} cannot be read ({error.strerror or error})") from error
-    if found != sha256:
-        raise failure(f"{path}: expected the bytes whose sha256 {whose} gives, found others; {advice or DAMAGED}")
+    found = "others" if path.exists() else "no file"
+    if found != "others" or sha256_of(path) != sha256:
+        raise failure(f"{path}: expected the bytes whose sha256 {whose} gives, found {found}; {advice or DAMAGED}")
 
 
 def _digest(header: Mapping[str, Any], data: Any) -> str:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.runs.files import CHECKSUM, UNFINISHED, compare_checksum, read_json_object, with_checksum, write_whole
@@ -25,11 +25,10 @@ EVALUATION, COMPARISON, ROLES = "an evaluation", "a comparison of caches", "role
 """The kinds of results that a folder with a run.json may hold."""
 
 Failure = type[SinkscopeError]
-_LOCKABLE = "choose a folder on a disk where files can be locked"
 
 
 @contextmanager
-def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[None]:
+def made_folder(folder: Path, wanted: str = "") -> Iterator[None]:
     """Make a folder; where the body raises, those that were made and are still empty are removed.
 
     Raise CallError where there is a file on the way; ``wanted`` is the name that the user gave, if not the folder's.
@@ -39,11 +38,8 @@ def made_folder(folder: Path, failure: Failure, wanted: str = "") -> Iterator[No
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (NotADirectoryError, FileExistsError) as error:
-        raise CallError(
-            f"{wanted or folder}: expected a folder, found a file on the way; choose another name"
-        ) from error
-    except OSError as error:
-        raise failure(f"{folder} cannot be made ({error.strerror or error}); choose another folder") from error
+        what = "expected a folder, found a file on the way; choose another name"
+        raise CallError(f"{wanted or folder}: {what}") from error
     try:
         yield
     except BaseException:
@@ -69,8 +65,6 @@ def exclusive(path: Path, failure: Failure, name: str = "", blocking: bool = Tru
         owner = path.read_text().strip() if path.exists() else ""
         who = "this process" if owner == str(os.getpid()) else f"process {owner or 'unknown'}"
         raise failure(f"{name}: another run is writing into it ({who}); wait for it or choose another name") from error
-    except (OSError, NotImplementedError) as error:
-        raise failure(f"{name or path} cannot be locked ({error}); {_LOCKABLE}") from error
     try:
         yield
     finally:
@@ -94,7 +88,7 @@ def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
 @contextmanager
 def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
     """Make a folder, if there is none, and keep other processes out of it while the body runs."""
-    with made_folder(folder, failure), _held(folder / CLAIM, str(folder), failure):
+    with made_folder(folder), _held(folder / CLAIM, str(folder), failure):
         yield
 
 
@@ -102,7 +96,7 @@ def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
 def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     """Keep others from writing a file, or a folder that appears whole, while the body runs; its folder is made."""
     lock = path.with_name(f".{path.name}{CLAIM}")
-    with made_folder(path.parent, failure, str(path)), _held(lock, str(path), failure):
+    with made_folder(path.parent, str(path)), _held(lock, str(path), failure):
         yield
 
 
@@ -148,8 +142,6 @@ def _moving(place: Path, whole: Path, name: str, failure: Failure, last: Collect
     except OSError as error:
         why = error.strerror or error
         raise failure(f"{name} cannot be written ({why}); make room or choose another folder") from error
-    except failure as error:
-        raise failure(str(error).replace(str(place), name)) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -200,8 +192,7 @@ def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Fa
     """Claim the folder of a run, a new one or that of the same run, while the body runs; give its identity's sha256.
 
     Args:
-        name: of the file that holds the identity; it goes where the body raises before there is another file.
-        identity: plain values that must be the same for a run to go on.
+        name: of the file that holds the identity, plain values; it goes where the body raises before there is another.
         what: another run, in messages.
 
     Raises:
@@ -229,26 +220,6 @@ def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Fa
             if not names and names_in(folder) == [name]:
                 path.unlink()
             raise
-
-
-def open_lock(path: Path, failure: Failure) -> IO[str]:
-    """Open the file of a lock that the processes of one run share; it is made if need be."""
-    try:
-        return path.open("a+")
-    except OSError as error:
-        raise failure(f"{path} cannot be locked ({error.strerror}); choose another folder") from error
-
-
-def lock(file: IO[str], how: int, failure: Failure) -> None:
-    """Lock an open file; ``how`` as for ``fcntl.flock``. Raise BlockingIOError where another process has it."""
-    import fcntl  # not on Windows, where results can still be read
-
-    try:
-        fcntl.flock(file, how)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise failure(f"{file.name} cannot be locked ({error.strerror}); {_LOCKABLE}") from error
 
 
 def kind_of_run(run: Mapping[str, Any]) -> str:

@@ -13,10 +13,6 @@ class Share:
     index: int = 0
     count: int = 1
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise CallError(f"share: expected an index from 0 to below its count, found {self.index} of {self.count}")
-
 
 ALL = Share()
 

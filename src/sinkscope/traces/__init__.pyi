@@ -6,4 +6,4 @@ from .format import FORMAT as FORMAT
 from .reading import Trace as Trace, open_trace as open_trace, open_traces as open_traces
 from .statistics_folder import is_statistics as is_statistics, read_statistics as read_statistics
 from .trace_array import TraceArray as TraceArray
-from .writing import TraceWriter as TraceWriter, claim_folder as claim_folder, move_trace as move_trace
+from .writing import TraceWriter as TraceWriter, claim_folder as claim_folder

@@ -7,7 +7,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from sinkscope.axes import TRACE_AXES
-from sinkscope.traces.part_files import widen
+from sinkscope.traces.format import widen
 from sinkscope.traces.reading import Trace
 
 

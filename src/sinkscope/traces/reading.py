@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sinkscope.axes import TRACE_AXES
+from sinkscope.axes import TOPPED, TRACE_AXES
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, MissingTensorError, TraceError
 from sinkscope.notebook_card import card
@@ -18,15 +18,15 @@ from sinkscope.traces.format import (
     FORMAT,
     MANIFEST,
     NAMELESS,
-    PART_FIELDS,
     PART_GLOB,
-    TRACE_FIELDS,
+    Part,
     attends_elsewhere,
-    check_fields,
+    check_shapes,
+    check_values,
     hidden_rules,
+    read_part,
 )
-from sinkscope.traces.part_files import Part, check_shapes, check_values, read_part
-from sinkscope.traces.trace_array import TOPPED, TopArray, TraceArray
+from sinkscope.traces.trace_array import TopArray, TraceArray
 
 
 class Trace:
@@ -89,26 +89,24 @@ class Trace:
         """Every complete part on disk, listed in the manifest or not."""
         listed = {part["file"]: part for part in self.manifest["parts"]}
         found = {path.name for path in self.place.glob(PART_GLOB)}
-        if lost := sorted(listed.keys() - found):
-            raise TraceError(f"{self.folder}: expected {lost[0]}, which its manifest lists, found none; {DAMAGED}")
-        if self.complete and (more := sorted(found - listed.keys())):
-            raise TraceError(f"{self.folder}: {more[0]} is not listed in its manifest: take it away")
+        if wrong := sorted(found ^ listed.keys() if self.complete else listed.keys() - found):
+            found = "is missing" if wrong[0] in listed else "is there as well"
+            raise TraceError(
+                f"{self.folder}: expected the parts that its manifest lists, {wrong[0]} {found}; {DAMAGED}"
+            )
         parts: list[Part] = []
         for name in sorted(found):
             part = read_part(self.place / name)
             first = parts[0] if parts else part
             begins = parts[-1].first_step + parts[-1].steps if parts else 0
             entry = listed.get(name, {"steps": part.steps, "sha256": None})
-            if (part.first_step, part.steps) != (begins, entry["steps"]):
-                expected, holds = f"{entry['steps']} steps from {begins} on", f"{part.steps} from {part.first_step} on"
+            same = first.generation in ("", part.generation) and first.shapes.keys() == part.shapes.keys()
+            if not same or (part.first_step, part.steps) != (begins, entry["steps"]):
+                expected = f"{entry['steps']} steps from {begins} on, of the generation of {first.path.name}"
+                holds = f"{part.steps} from {part.first_step} on{'' if same else ', of another one'}"
                 raise TraceError(f"{part.path}: expected {expected}, found {holds}; a part is missing or {DAMAGED}")
-            if first.generation not in ("", part.generation) or first.shapes.keys() != part.shapes.keys():
-                raise TraceError(f"{part.path}: expected a part of the generation of {first.path.name}, found another")
             check_shapes(part.path, part.steps, part.shapes, part.dtypes, self.manifest)
             parts.append(replace(part, sha256=entry["sha256"], verify=self.verifies))
-        written = sum(part.steps for part in parts)
-        if self.complete and written != (said := self.manifest.get("steps", written)):
-            raise TraceError(f"{self.folder}: expected {said} steps, as its manifest says, found {written}; {DAMAGED}")
         return tuple(parts)
 
     def verify(self) -> None:
@@ -156,30 +154,19 @@ def read_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
     """Return the manifest of a trace; raise TraceError for a missing or damaged one, or another format."""
     path = folder / MANIFEST
     if not path.exists():
-        raise TraceError(f"no trace at {folder}: {_lacking(folder)}{_waiting_in(folder)}")
+        found = "a file" if folder.is_file() else "none in it" if folder.exists() else "no such folder"
+        advice = _waiting_in(folder) or "; `sinkscope trace MODEL --out FOLDER` makes a trace in a new folder"
+        raise TraceError(f"no trace at {folder}: expected a folder with {MANIFEST}, found {found}{advice}")
     manifest = read_json_object(path, TraceError, DAMAGED)
-    version = manifest.get("format")
+    version, advice = manifest.get("format"), "read it with the sinkscope that wrote it, or record again"
+    if version == FORMAT and manifest.get("level") == "statistics":
+        version, advice = "statistics", f"`sinkscope sinks {folder}` shows them"
     if version != FORMAT:
-        advice = "read it with the sinkscope that wrote it, or record again"
-        raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version!r}; {advice}")
-    if manifest.get("level") == "statistics":
-        raise TraceError(f"{folder} holds statistics, not a trace; `sinkscope sinks {folder}` shows them")
-    check_fields(manifest, TRACE_FIELDS, path)
-    for part in manifest["parts"]:
-        check_fields(part, PART_FIELDS, path)
+        raise TraceError(f"{folder}: expected a trace of format {FORMAT}, found {version}; {advice}")
     if verify:
         compare_checksum(manifest, path, TraceError)
     manifest["model"] = {"name": NAMELESS, **manifest.get("model", {})}
     return manifest
-
-
-def _lacking(path: Path) -> str:
-    """Return the state of a path without a manifest, and what to do."""
-    if not path.exists():
-        return "the folder does not exist"
-    if not path.is_dir():
-        return f"expected a folder with {MANIFEST}, found a file; pass its folder, {path.parent}"
-    return f"expected {MANIFEST} in it, found none; `sinkscope trace MODEL --out FOLDER` makes a trace in a new folder"
 
 
 def _waiting_in(folder: Path) -> str:
@@ -229,7 +216,6 @@ def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
     """
     folders = trace_folders(Path(path)) or [path]
     if len(folders) > 1:
-        raise CallError(
-            f"{path} holds {len(folders)} traces; open one of them, such as {folders[0]}, or use open_traces"
-        )
+        advice = f"open one of them, such as {folders[0]}, or use open_traces"
+        raise CallError(f"{path} holds {len(folders)} traces; {advice}")
     return Trace(folders[0], verify)

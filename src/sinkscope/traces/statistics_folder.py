@@ -4,8 +4,7 @@ manifest.json            the identity of the run, and how many prompts are expec
 statistics.safetensors   the prompts 0 … n−1, merged in this order; n and the model that they are of in its metadata
 items/000123.safetensors prompts that wait for an earlier one
 
-A prompt is committed by an atomic rename and merged under a lock, which the system releases when its holder dies. A run
-that was killed therefore continues with the same command, and the result does not depend on the number of processes.
+A prompt is committed by an atomic rename and merged under a lock, so a run that was killed goes on.
 """
 
 import json
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import UNFINISHED, checksum_of, compare_checksum, compare_sealed, read_json_object, sealed
 from sinkscope.runs.folder import CLAIM, difference_in_words, exclusive, first_difference, item_path, made_folder
-from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, check_fields, write_manifest, write_whole
+from sinkscope.traces.format import FORMAT, MANIFEST, NAMELESS, write_manifest, write_whole
 
 STATISTICS, ITEMS, LOCK = "statistics.safetensors", "items", ".lock"
 RUN = "run"  # in the metadata of tensors: the sha256 of their run's identity
@@ -29,10 +28,9 @@ Arrays = dict[str, np.ndarray]
 
 
 class StatisticsFolder:
-    """The folder of one run, with the methods that add prompts to it.
+    """The folder of one run, new or begun by the same run.
 
     Args:
-        folder: new or empty, or one that the same run has begun.
         identity: plain values that identify the run; a folder of another run is refused.
         merge: returns the arrays of two sets of prompts together, the earlier set first.
         expected: how many prompts there will be; None if that is not known yet.
@@ -48,7 +46,7 @@ class StatisticsFolder:
         self.folder, self.expected, self._merge = folder, expected, merge
         self.identity = json.loads(json.dumps(identity))
         begun = self._check()  # before anything is made in a folder that may be somebody else's
-        with made_folder(folder, TraceError), made_folder(folder / ITEMS, TraceError):
+        with made_folder(folder / ITEMS):
             pass
         if not begun:
             with exclusive(folder / LOCK, TraceError):
@@ -91,11 +89,8 @@ class StatisticsFolder:
         return _read(path, self.identity) if path.exists() else ({}, none)
 
     def commit(self, index: int, arrays: Arrays, about: dict[str, Any], texts: dict[str, str]) -> bool:
-        """Add a prompt and merge what can be merged; return whether this call completed the folder.
-
-        Args:
-            about: keys of the manifest; those of prompt 0 are kept.
-            texts: texts of tokens.
+        """Add a prompt with texts of its tokens and merge what can be merged; return whether this completed the folder.
+        Of ``about``, keys of the manifest, those of prompt 0 are kept.
         """
         plain = {name: json.dumps(one, ensure_ascii=False) for name, one in (("about", about), ("texts", texts))}
         metadata = {"prompts": "1", **plain, RUN: checksum_of(self.identity)}
@@ -145,8 +140,7 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
     """Return the manifest of a folder of statistics; raise TraceError for a missing or damaged one."""
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
-    check_fields(manifest, {"format": int, "run": dict, "level": str}, path)
-    if manifest["format"] != FORMAT or manifest["level"] != "statistics" or "expected" not in manifest:
+    if (manifest.get("format"), manifest.get("level")) != (FORMAT, "statistics"):
         raise TraceError(f"{path}: expected statistics of format {FORMAT}; record them again")
     if verify:
         compare_checksum(manifest, path, TraceError)
@@ -154,12 +148,8 @@ def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any
 
 
 def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
-    """Return the manifest, the merged arrays and the texts of tokens.
-
-    The manifest has ``prompts``, their number, ``complete``, and the keys of the first prompt's manifest.
-
-    Raises:
-        TraceError: the folder is missing or damaged, or holds no complete prompt.
+    """Return the manifest (with ``prompts``, ``complete``, and the keys of the first prompt's), the merged arrays and
+    the texts of tokens; raise TraceError where the folder is missing or damaged, or holds no complete prompt.
     """
     folder = Path(folder)
     manifest = read_statistics_manifest(folder, verify)
@@ -177,12 +167,9 @@ def _read(path: Path, identity: dict[str, Any], verify: bool = True) -> tuple[Ar
     """Return the arrays and the metadata of a file of statistics, which must be of the run with this identity."""
     if verify:
         compare_sealed(path, TraceError)
-    try:
-        with safe_open(path, framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise TraceError(f"{path}: {error}; the file is damaged") from error
+    with safe_open(path, framework="np") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+        metadata = file.metadata() or {}
     if metadata.get(RUN) != checksum_of(identity):
         raise TraceError(f"{path}: expected the run that its manifest names, found another; put its own file back")
     return arrays, metadata

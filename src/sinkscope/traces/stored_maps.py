@@ -8,8 +8,7 @@ from safetensors.numpy import save
 
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import compare_sealed, sealed
-from sinkscope.traces.format import write_manifest, write_whole
-from sinkscope.traces.part_files import ROUNDING
+from sinkscope.traces.format import ROUNDING, write_manifest, write_whole
 from sinkscope.traces.reading import Trace, expect_steps
 from sinkscope.traces.trace_array import kept_columns
 
@@ -53,9 +52,9 @@ def stored_map(trace: Trace, step: int, layer: int, head: int) -> np.ndarray | N
         compare_sealed(path, TraceError)
     with safe_open(path, framework="np") as file:
         attention, metadata = file.get_tensor(TENSOR), file.metadata() or {}
-    if not _place(step, layer, head).items() <= metadata.items():
-        raise TraceError(f"{path}: expected the map of its name, found that of {metadata}; delete the file")
-    if contradiction := _contradiction(attention, trace, step, layer, head):
+    other = not _place(step, layer, head).items() <= metadata.items()
+    contradiction = f"it is that of {metadata}" if other else _contradiction(attention, trace, step, layer, head)
+    if contradiction:
         raise TraceError(f"{path}: {contradiction}: the map of another trace; delete the file")
     return attention
 
@@ -75,12 +74,8 @@ def _contradiction(attention: np.ndarray, trace: Trace, step: int, layer: int, h
 
 
 def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: float) -> tuple[float, int | None]:
-    """Return the largest difference between a map's columns and those recorded, and its key where it is too large.
-
-    Args:
-        attention: [query, key].
-        recorded: [key]; NaN at columns that were not kept.
-        tolerance: per unit of 1 + the column.
+    """Return the largest difference between a map's columns [query, key] and those recorded [key] (NaN where none was
+    kept), and its key where it exceeds ``tolerance`` per unit of 1 + the column.
     """
     difference = np.nan_to_num(np.abs(attention.sum(axis=0) - recorded))
     beyond = (difference > tolerance * (1 + np.nan_to_num(recorded))).any()

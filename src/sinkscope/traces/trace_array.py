@@ -5,21 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.axes import KEY, TRACE_AXES
-from sinkscope.traces.format import DTYPES
-from sinkscope.traces.part_files import Part, widen
+from sinkscope.axes import KEY, TOPPED, TRACE_AXES
+from sinkscope.traces.format import DTYPES, Part, widen
 
 _REDUCTIONS = ("all", "any", "argmax", "argmin", "max", "mean", "min", "std", "sum", "var")
-TOPPED = ("column_sums", "last_query", "newest_columns")
 KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")
 
 
 class LazyArray(ABC):
-    """An array that is read when it is indexed; NumPy's functions and reductions such as ``mean`` read all of it.
-
-    Attributes:
-        name: of the tensor.
-        axes, shape, dtype: of the array; the first axis is the step.
+    """An array ``name`` with ``axes``, ``shape`` and ``dtype`` (the first axis is the step) that is read when it is
+    indexed; NumPy's functions and reductions such as ``mean`` read all of it.
     """
 
     name: str
@@ -44,10 +39,8 @@ class LazyArray(ABC):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self[:], dtype)
 
-    def __eq__(self, other: object) -> bool:
-        if other is None or isinstance(other, LazyArray):
-            return self is other
-        raise TypeError(f"to compare the numbers of {self.name}, load it first: trace.{self.name}[:] == …")
+    def __eq__(self, other: object) -> Any:
+        return self is other if other is None or isinstance(other, LazyArray) else self[:] == other
 
     __hash__ = object.__hash__
 
@@ -106,12 +99,9 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
     index = index if isinstance(index, tuple) else (index,)
     if (at := next((number for number, one in enumerate(index) if one is Ellipsis), None)) is not None:
         index = (*index[:at], *([slice(None)] * (len(axes) - len(index) + 1)), *index[at + 1 :])
-    if len(index) > len(axes):
-        raise IndexError(f"{name} has axes {', '.join(axes)}; found {len(index)} indices")
-    if any(not isinstance(one, int | np.integer | slice) for one in index):
-        raise IndexError(
-            f"{name} takes whole numbers and slices; for anything else load it first: trace.{name}[:][...]"
-        )
+    if len(index) > len(axes) or any(not isinstance(one, int | np.integer | slice) for one in index):
+        takes = f"takes whole numbers and slices of {', '.join(axes)}"
+        raise IndexError(f"{name} {takes}; for anything else load it first: trace.{name}[:][...]")
     return index or (slice(None),)
 
 
@@ -139,11 +129,8 @@ def kept_columns(trace: Any, name: str = "column_sums") -> Any:
 
 
 class TopArray(LazyArray):
-    """Columns of which only the largest were kept; all others have the mean of the others, so that the mean over the
-    other keys is exact for every key, and Eq. 3 for every key that was kept.
-
-    Args:
-        spread: False leaves NaN at the keys that were not kept.
+    """Columns of which only the largest were kept; all others have the mean of the others, so that Eq. 3 is exact for
+    every key that was kept. ``spread=False`` leaves NaN there.
     """
 
     def __init__(self, name: str, trace: Any, spread: bool = True) -> None:

@@ -5,30 +5,25 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError
 from sinkscope.runs.files import UNFINISHED, checksum_of, read_object
 from sinkscope.runs.folder import CLAIM, made_folder, names_in
 from sinkscope.traces.format import (
     ASIDE,
-    BUNDLE,
     DRIFT,
-    DTYPES,
     FORMAT,
     MANIFEST,
     PART,
     PART_GLOB,
-    TRACE_FIELDS,
-    check_fields,
     write_manifest,
+    write_part,
 )
-from sinkscope.traces.part_files import check_shapes, write_part
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
@@ -55,25 +50,18 @@ def claim_folder(folder: str | Path, overwrite: bool | None = False) -> None:
         _delete(Path(folder))
 
 
-@dataclass
-class Room:
-    """An empty folder for a trace; ``recorded`` says at the end whether anything was recorded."""
-
-    recorded: Callable[[], bool] = lambda: False
-
-
 @contextmanager
-def room_in(folder: Path, overwrite: bool) -> Iterator[Room]:
+def room_in(folder: Path, overwrite: bool, recorded: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Make an empty folder for a trace, as `claim_folder` does; the recording that it replaces waits aside, and comes
-    back where nothing is recorded.
+    back where nothing is ``recorded`` at the end.
     """
-    replaces, folder, room = _holds_recording(folder, overwrite), folder.absolute(), Room()
+    replaces, folder = _holds_recording(folder, overwrite), folder.absolute()
     if replaces:
         _put_aside(folder)
     try:
-        yield room
+        yield
     finally:
-        if room.recorded():
+        if recorded():
             shutil.rmtree(folder / ASIDE, ignore_errors=True)
         else:
             if not _foreign_in(folder):
@@ -111,7 +99,7 @@ def _delete(folder: Path, keep: str = "") -> None:
 
 def _holds_recording(folder: Path, overwrite: bool | None) -> bool:
     """Make the folder if there is none, and return whether it holds a recording that may be deleted."""
-    with made_folder(folder, TraceError):
+    with made_folder(folder):
         pass
     names = _files_in(folder)
     ours = [name for name in names if name.endswith((MANIFEST, DRIFT, UNFINISHED, ".lock"))]
@@ -147,23 +135,16 @@ class TraceWriter:
 
     Args:
         folder: an empty folder, see `claim_folder`.
-        manifest: known before the first step; format, axes and parts are added here.
         reduce: returns the arrays of a step that are kept; None keeps all.
-        trusted: takes the manifest without a check and the steps without a copy.
 
     Attributes:
         held: bytes of the steps that wait for their part to be closed.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        manifest: dict[str, Any],
-        reduce: Callable[[Step], Step] | None = None,
-        *,
-        trusted: bool = False,
+        self, folder: str | Path, manifest: dict[str, Any], reduce: Callable[[Step], Step] | None = None
     ) -> None:
-        self.folder, self._reduce, self._trusted = Path(folder), reduce, trusted
+        self.folder, self._reduce = Path(folder), reduce
         self._generation = ""
         self.manifest = {
             "format": FORMAT,
@@ -174,10 +155,8 @@ class TraceWriter:
             "units": TRACE_UNITS,
             "parts": [],
         }
-        if not trusted:
-            if (self.folder / MANIFEST).exists():
-                raise CallError(f"{folder} already holds a trace; choose another folder, or claim_folder(folder, True)")
-            check_fields(self.manifest, TRACE_FIELDS, "manifest", CallError)
+        if (self.folder / MANIFEST).exists():
+            raise CallError(f"{folder} already holds a trace; choose another folder, or claim_folder(folder, True)")
         self.held = 0
         self._steps: list[Step] = []
         self._opened = time.monotonic()
@@ -185,8 +164,6 @@ class TraceWriter:
 
     def add(self, step: Step) -> None:
         """Add a step: arrays as in `axes.TRACE_AXES`, without the step axis; position and key axes may grow."""
-        if not self._trusted:
-            step = {name: np.array(array) for name, array in step.items()}
         step = step if self._reduce is None else self._reduce(step)
         self._steps.append(step)
         self.held += sum(array.nbytes for array in step.values())
@@ -195,7 +172,7 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the steps that wait, as one part, and list it; raise TraceError for tensors that no trace has."""
+        """Write the steps that wait, as one part, and list it; see `write_part`."""
         if self._steps:
             self._write_part()
             write_manifest(self.folder, self.manifest)
@@ -206,28 +183,22 @@ class TraceWriter:
             tokens = self._steps[0].get("tokens", np.zeros(0, np.int32))
             made = {key: value for key, value in self.manifest.items() if key != "command"}
             self._generation = checksum_of({**made, "tokens": tokens.tolist()})
-        self._check_steps(self.folder / name)
         about = {"first_step": str(first), "steps": str(count), "generation": self._generation}
-        checksum = write_part(self.folder / name, self._steps, about)
+        checksum = write_part(self.folder / name, self._steps, about, self.manifest)
         self.manifest["parts"].append({"file": name, "first_step": first, "steps": count, "sha256": checksum})
         self.manifest["steps"] += count
         self._steps, self.held, self._opened = [], 0, time.monotonic()
 
-    def _check_steps(self, path: Path) -> None:
-        codes = {dtype: code for code, dtype in DTYPES.items()}
-        same: dict[str, tuple[int, ...]] | None = None
-        for step in self._steps:
-            shapes = {name: (1, *array.shape) for name, array in step.items()}
-            types = {name: codes.get(array.dtype, str(array.dtype)) for name, array in step.items()}
-            check_shapes(path, 1, shapes, types, self.manifest)
-            found = {name: shape[:-1] for name, shape in shapes.items()}
-            same = same or found
-            if found != same or not found.keys() <= TRACE_AXES.keys():
-                raise TraceError(f"{path}: expected the tensors of the first step, {same}, found {found}")
-
     def describe(self, **more: Any) -> None:
         """Set keys of the manifest; they are written with the next part."""
         self.manifest.update(more)
+
+    def move(self, folder: Path) -> None:
+        """Move the files of the trace into a new folder."""
+        folder.mkdir()
+        for path in [*self.folder.glob(PART_GLOB), self.folder / MANIFEST]:
+            path.rename(folder / path.name)
+        self.folder = folder
 
     def close(self, complete: bool, **more: Any) -> None:
         """Write the remaining steps and the final manifest."""
@@ -235,13 +206,3 @@ class TraceWriter:
             self._write_part()
         self.manifest.update(more, complete=complete)
         write_manifest(self.folder, self.manifest)
-
-
-def move_trace(source: str | Path, target: str | Path) -> None:
-    """Move the files of a trace into a new folder; raise CallError for a bundle."""
-    source, target = Path(source), Path(target)
-    if (source / BUNDLE).exists():
-        raise CallError(f"{source} is a bundle, of which a trace is a part; move the whole folder")
-    target.mkdir()
-    for path in [*source.glob(PART_GLOB), source / MANIFEST]:
-        path.rename(target / path.name)
