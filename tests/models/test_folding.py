@@ -130,7 +130,7 @@ def test_shards_are_folded_where_the_embedding_was(tmp_path):
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (lambda: body(), r"expected a model with a sink token, found one without"),
+        (lambda: body(), r"expected a sink token that can be folded, found none"),
         (lambda: with_sink(SinkToken(kind="logit")), r"a sink token that can be folded, found 'logit'"),
         (
             lambda: add_sink_token(body(), SinkToken(count=2)),

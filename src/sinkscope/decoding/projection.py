@@ -118,6 +118,23 @@ def project(
     return check_finite(logits[:most].to(chosen.device))
 
 
+def within_top_p(logits: Tensor, top_p: float, others: float = -math.inf) -> Tensor:
+    """Return logits of which the least set of tokens that exceeds ``top_p`` stays, and the others are one number."""
+    if top_p >= 1:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True)
+    beyond = (torch.softmax(ordered, dim=-1).cumsum(-1) > top_p).roll(1, dims=-1)
+    beyond[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), others)
+
+
+def within_top_k(logits: Tensor, top_k: int, others: float = -math.inf) -> Tensor:
+    """Return logits of which the ``top_k`` largest stay, all for 0, and the others are one number."""
+    if not top_k:
+        return logits
+    return logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:], others)
+
+
 class WholeReader:
     """Computes all positions in every step; readers with a cache are subclasses."""
 

@@ -258,7 +258,7 @@ class SDARSettings(BlockDiffusionSettings):
 
     remasking: Literal["dynamic", "static", "sequential"] = "dynamic"  # type: ignore[misc]
 
-    replaces: ClassVar = True  # see the first quirk of `sdar`
+    replaces: ClassVar = True  # see the first quirk of `block_diffusion`
 
 
 @dataclass(frozen=True)
@@ -347,8 +347,9 @@ OTHER_NAMES = {
 
 def find_sampler(name: str) -> Callable[..., Any]:
     """Return the function that writes, one step at a time: ``NAME_steps(model, batch, settings)`` in NAME.py here."""
-    module = {"llada": "blocks", "mmada": "blocks", "llada2": "sdar"}.get(name, name)
-    return getattr(import_module(f"sinkscope.decoding.{module}"), f"{name}_steps")
+    homes = dict.fromkeys(("sdar", "llada2", "fast_dllm_v2", "a2d"), "block_diffusion")
+    homes |= {"llada": "blocks", "mmada": "blocks", "open_dllm": "dream"}
+    return getattr(import_module(f"sinkscope.decoding.{homes.get(name, name)}"), f"{name}_steps")
 
 
 def settings_of(sampler: str) -> type[Settings]:

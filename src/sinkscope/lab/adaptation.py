@@ -20,9 +20,8 @@ from torch import Tensor
 from sinkscope.errors import CallError
 from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.models import Model, load
-from sinkscope.models.adapters import BASE_HASH, CONFIG
-from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from sinkscope.models.layouts import MARK
+from sinkscope.models.family import MARK
+from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATES = (0.15, 0.5, 0.85)
@@ -219,8 +218,8 @@ def save_adapter(network: Any, base: str, folder: Path) -> None:
         folder / ADAPTER_WEIGHTS,
     )
     network.peft_config["default"].save_pretrained(folder)
-    stored = json.loads((folder / CONFIG).read_text())
-    (folder / CONFIG).write_text(
+    stored = json.loads((folder / ADAPTER_CONFIG).read_text())
+    (folder / ADAPTER_CONFIG).write_text(
         json.dumps(stored | {"base_model_name_or_path": base, "inference_mode": True}, indent=2)
     )
     config = network.config.to_dict()

@@ -1,5 +1,6 @@
 """Networks that some checkpoints need and transformers lacks, as small changes of its own; parameters keep their names.
 
+BERT and ModernBERT under the names that decoding uses: ``model``, the layers, and ``lm_head``, their logits.
 Llama with rotations in fp32, with learned positions, or with a head that has no row for the mask. Qwen2, Qwen3 and
 GLM-4-MoE with a block-causal mask, in which a token sees its own block and all blocks before it. Blocks are counted
 from the first token of the text, padding left out, so that a prompt need not end where a block does.
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     Glm4MoeConfig,
@@ -265,3 +267,37 @@ def block_length(network: Any) -> int | None:
     """Return the tokens of a block of a block-causal network; None for any other."""
     body = getattr(network, "model", None)
     return body.block_length if isinstance(body, BlockCausal) else None
+
+
+class BertForMaskedLM(transformers.BertForMaskedLM):
+    """transformers' network of this name."""
+
+    # Of the checkpoints that were trained to tell the next sentence, too.
+    _keys_to_ignore_on_load_unexpected = (r"bert\.pooler\.", r"cls\.seq_relationship\.", r"position_ids$")
+
+    model = property(lambda self: self.bert)
+    lm_head = property(lambda self: self.cls)
+
+
+class LocalModernBertModel(transformers.ModernBertModel):
+    """ModernBERT's layers, whose windows stay where a mask for each query is given."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, use_cache: Any = None, **more: Any) -> Any:
+        """Compute the layers; ``attention_mask`` is 0 on padding [batch, key], or [batch, 1, query, key]."""
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 4:  # transformers would take it as it is
+            here = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
+            near = (here[:, None] - here).abs() <= self.config.sliding_window
+            unseen = torch.finfo(attention_mask.dtype).min if attention_mask.is_floating_point() else False
+            local = torch.where(near, attention_mask, unseen)
+            attention_mask = {"full_attention": attention_mask, "sliding_attention": local}
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **more)
+
+
+class ModernBertForMaskedLM(transformers.ModernBertForMaskedLM):
+    """transformers' network of this name."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = LocalModernBertModel(config)
+        self.post_init()
+        self.__dict__["lm_head"] = nn.Sequential(self.head, self.decoder)  # no module, whose parameters count twice

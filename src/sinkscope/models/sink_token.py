@@ -7,7 +7,7 @@ row for it. The key is rotated to its position: 0 … n−1 in front, where the 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -47,19 +47,13 @@ class SinkToken:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("kind", ("token", "logit", "gate")),
-            ("position", ("front", "end")),
-            ("count", (1, 2, 4)),
-        ):
+        for name, allowed in {
+            "kind": ("token", "logit", "gate"),
+            "position": ("front", "end"),
+            "count": (1, 2, 4),
+        }.items():
             if (found := getattr(self, name)) not in allowed:
                 raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {found!r}")
-        for field in fields(self):
-            owner = {"kind": self.kind, "seed": self.kind, "learned": "logit"}.get(field.name, "token")
-            if owner != self.kind and getattr(self, field.name) != field.default:
-                raise CallError(
-                    f"sink token: {field.name} belongs to kind {owner!r}, found with kind {self.kind!r}; leave it out"
-                )
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 anything is loaded.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sinkscope.errors import ModelError
-from sinkscope.models.conversion import rename_tensor
-from sinkscope.models.layouts import Layout
+from sinkscope.models.family import Layout
 from sinkscope.runs.files import read_json_object
 
 INDEX = "model.safetensors.index.json"
@@ -130,10 +130,8 @@ def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 def match_tensors(
     stored: Mapping[str, StoredTensor], network: Any, layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
-    """Compare the stored tensors with the parameters of the network that the config describes.
-
-    Raises:
-        ModelError: tensors are missing, unused, or of another shape; they are named as they are stored.
+    """Compare the stored tensors with the parameters of the network; raise ModelError for any that is missing, unused or
+    of another shape, under its stored name.
     """
     shapes = stored_shapes({name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()})
     ours = {name: rename_tensor(name, layout.tensors) for name in stored}
@@ -171,3 +169,10 @@ def on_meta(kind: Any, config: Any) -> Any:
         network = kind(config)
     network.tie_weights()
     return network
+
+
+def rename_tensor(name: str, names: Mapping[str, str]) -> str:
+    """Return the other name of a tensor, or its own; ``{N}`` in the names stands for the number of a layer."""
+    number = re.search(r"\.(\d+)\.", name)
+    pattern = name if number is None else name[: number.start(1)] + "{N}" + name[number.end(1) :]
+    return names.get(pattern, name).replace("{N}", number[1] if number else "")

@@ -24,8 +24,16 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.caches.keeping import block_weights, loss_without, outside_of, pick
-from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
+from sinkscope.decoding.caches.policy import (
+    CachePolicy,
+    Count,
+    Moment,
+    Plan,
+    block_weights,
+    loss_without,
+    outside_of,
+    pick,
+)
 from sinkscope.decoding.canvas import Batch
 from sinkscope.models.family import Family
 from sinkscope.sinks.definition import excess_of

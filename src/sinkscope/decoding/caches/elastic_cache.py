@@ -20,8 +20,7 @@ from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import Hider, LayerCall, Prefix
 from sinkscope.attention.call import Call
-from sinkscope.decoding.caches.keeping import attention_weights
-from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share, attention_weights
 from sinkscope.decoding.caches.store import LayerByLayer, at_places
 from sinkscope.decoding.canvas import Layout, WorkMeter
 from sinkscope.models import Model

@@ -21,4 +21,4 @@ ENCODER = Family(
     mask_text="[MASK]",
 )
 ENCODERS = {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}
-"""The network of each ``model_type``, in `sinkscope.models.encoders`."""
+"""The network of each ``model_type``, in `sinkscope.models.networks`."""
