@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -25,14 +23,6 @@ def test_every_kind_of_prompt_says_the_same(model):
         found = sinkscope.generate(model, prompt, length=LENGTH)
         assert torch.equal(found.tokens, expected.tokens), type(prompt)
         assert found.text == expected.text
-
-
-def test_the_text_ends_before_the_first_eos(model):
-    plain = sinkscope.generate(model, QUESTION, length=LENGTH)
-    answer = plain.tokens[plain.prompt_length :].tolist()
-    ending = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_id=answer[3]))
-    first = answer.index(answer[3])
-    assert sinkscope.generate(ending, QUESTION, length=LENGTH).text == model.decode(answer[:first]).strip()
 
 
 def test_messages_go_through_the_chat_template(model):
@@ -63,12 +53,6 @@ def test_a_mask_in_the_prompt_is_refused(diffusion, autoregressive):
         with pytest.raises(CallError, match="holds the mask token 2 at position"):
             sinkscope.generate(diffusion, prompt, length=LENGTH)
     assert sinkscope.generate(autoregressive, [0, 40, 2], length=LENGTH).prompt_length == 3
-
-
-def test_prompt_or_messages(model):
-    for given in ({}, {"prompt": QUESTION, "messages": [{"role": "user", "content": "Tom"}]}):
-        with pytest.raises(CallError, match="either prompt or messages"):
-            sinkscope.generate(model, **given, length=LENGTH)
 
 
 def test_a_canvas_beyond_the_maximum_is_refused(model):
