@@ -20,10 +20,7 @@ CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # most scores at once, for each threa
 def compute_blockwise(
     inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None
 ) -> tuple[Tensor, Columns]:
-    """Return attention output [batch, head, query, value_dim] and column sums, in blocks of so many queries.
-
-    The workspace is memory for the scores, kept from call to call; not used where something needs a gradient.
-    """
+    """Return attention output [batch, head, query, value_dim] and column sums, in blocks of so many queries."""
     with torch.autocast(inputs.query.device.type, enabled=False):  # which would round scores and sums
         run = _Pass(inputs, block or BLOCK, workspace or Workspace())
         for chunk in run.chunks():

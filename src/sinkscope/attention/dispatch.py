@@ -83,11 +83,7 @@ def check_heads(query: Tensor, key: Tensor) -> None:
 def compute(
     inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None
 ) -> tuple[Tensor, Columns]:
-    """Return attention output and column sums by the fastest implementation that supports the call.
-
-    On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides
-    different keys from different queries; such a call goes through the blockwise pass.
-    """
+    """Return attention output and column sums by the fastest implementation that supports the call."""
     if kernels_take(inputs.query, inputs.key, inputs.value) and not inputs.needs_gradient:
         whole_keys = not any(
             one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in inputs.hidden
@@ -181,10 +177,7 @@ def attend_behind(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return attention output of a network with constant keys, [batch, head, query, dim], without column sums.
-
-    Gradients reach the constant keys. Arguments are those of `attend`; ``dropout`` is the share of weights dropped.
-    """
+    """Return attention output of a network with constant keys, [batch, head, query, dim], without column sums."""
     count, (batch, heads, queries, dim), kv_heads = prefix.count, query.shape, key.shape[1]
     if causal:
         mask = torch.ones(queries, key.shape[2], dtype=torch.bool, device=query.device).tril_()

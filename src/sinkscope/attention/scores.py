@@ -97,10 +97,7 @@ class Chunk:
 
 
 class Scores:
-    """The scores of one call, float32, for some heads and a block of queries at a time.
-
-    Without a place for them every block allocates memory, as a gradient needs.
-    """
+    """The scores of one call, float32, for some heads and a block of queries at a time."""
 
     def __init__(self, inputs: AttentionInputs, place: Workspace | None) -> None:
         self.dtype = product_dtype(inputs.query.device)
@@ -218,11 +215,9 @@ class Taken:
         return shared * kept
 
     def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the factors that hiding applies to the weights of a block, 0 for queries that see nothing (``blind``).
-
-        The softmax without a key is the softmax with it, scaled up for the other keys: 1 for kept keys [1 or batch,
-        1 or head, 1, key], a factor per query [batch, head, query, 1], and the share taken away [batch, head, query].
-        None where queries lose different keys or keep too little, and on a GPU, where testing this would wait.
+        """Return the factors that hiding applies to the weights of a block, 0 for queries that see nothing (``blind``):
+        of each key, of each query, and the share taken away. None where queries lose different keys or keep too little,
+        and on a GPU, where testing this would wait.
         """
         if self._kept is None or weights.is_cuda:
             return None
@@ -241,11 +236,7 @@ class Taken:
     def exactly(
         self, scores: Callable[[], Tensor], weights: Tensor, blind: Tensor | None, heads: slice, rows: slice
     ) -> tuple[Tensor, Tensor]:
-        """Return the weights of a block in force, and the share each query loses [batch, head, query].
-
-        They get a second softmax where a query keeps too little, or where some keys are masked and others zeroed.
-        ``scores`` computes the block's scores again; it and this write over ``weights``.
-        """
+        """Return the weights of a block in force, and the share each query loses [batch, head, query]."""
         masked, zeroed, gone = self._unions(heads, rows)
         if (masked is None or zeroed is None) and not weights.is_cuda:
             stays = (~gone).float()  # multiplying is three times as fast as filling in 0

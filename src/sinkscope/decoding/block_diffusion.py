@@ -44,7 +44,7 @@ from sinkscope.decoding.settings import (
 )
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model
-from sinkscope.models.families.a2d_family import ENCODER
+from sinkscope.models.families.basic_family import ENCODER
 
 
 def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[Step]:

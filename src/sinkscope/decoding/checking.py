@@ -14,7 +14,7 @@ from sinkscope.decoding.generation import generate
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model, block_length
 from sinkscope.models.any_causal import NAME as ANY_CAUSAL
-from sinkscope.models.families.a2d_family import ENCODER
+from sinkscope.models.families.basic_family import ENCODER
 from sinkscope.models.family import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 

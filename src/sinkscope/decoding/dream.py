@@ -37,10 +37,7 @@ from sinkscope.models import Model
 
 @torch.no_grad()
 def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator[Step]:
-    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing.
-
-    Fast-dLLM's caches give it blocks; see the quirks of `caches.fast_dllm`.
-    """
+    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing."""
     own_block = getattr(parse_cache(settings.cache), "block", None)
     if settings.threshold and len(batch.tokens) > 1 and current_session(model.network) is not None:
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: dream_steps(model, one, its))

@@ -198,10 +198,7 @@ def _score(
 
 @torch.no_grad()
 def nats_behind(model: Model, window: Sequence[int], context: int) -> float:
-    """Return minus log p of a window's tokens behind its context under a causal model, in nats.
-
-    It reads the two in two calls: rules that follow the step before hide keys of the context from the rest's queries.
-    """
+    """Return minus log p of a window's tokens behind its context under a causal model, in nats."""
     ids, cache = torch.tensor([list(window)], device=model.device), whole_cache(model.network)
     with _canvases_of_their_own(model, context):
         first = model.logits(ids[:, :context], 1, past_key_values=cache, use_cache=True)

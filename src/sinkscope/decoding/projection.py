@@ -72,11 +72,7 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
 
 
 class Remaining:
-    """An upper bound on the number of candidates of a canvas, while a block is written and they only get fewer.
-
-    On a GPU a count would wait for all queued work. If ``late``, the count of the previous step is used there; a few
-    rows too many are projected and dropped.
-    """
+    """An upper bound on the number of candidates of a canvas, while a block is written and they only get fewer."""
 
     def __init__(self, late: bool) -> None:
         self._late = late
@@ -156,10 +152,7 @@ class WholeReader:
         return None
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
-        """Return hidden states [row of the inputs, position, width] of canvases, with guidance twice.
-
-        Only ``rows`` that are still being written are computed, unless somebody watches the batch ``together``.
-        """
+        """Return hidden states [row of the inputs, position, width] of canvases, with guidance twice."""
         count = len(self._lengths)
         copies, rows = len(inputs) // count, range(count) if rows is None else rows
         for row in rows:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import architecture_of
-from sinkscope.models.families.a2d_family import A2D
+from sinkscope.models.families.basic_family import A2D
 from sinkscope.models.family import BODIES, MARK, STOCK
 from sinkscope.models.folders import read_config
 from sinkscope.models.loading import load, outline, quiet

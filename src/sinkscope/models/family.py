@@ -146,10 +146,7 @@ BODIES = {
 
 @dataclass(frozen=True)
 class PublishedShape:
-    """The size of published checkpoints; a model with their layers, width and vocabulary is taken for one of them.
-
-    `sinkscope check` compares its number of ``parameters``.
-    """
+    """The size of published checkpoints; a model with their layers, width and vocabulary is taken for one of them."""
 
     checkpoints: tuple[str, ...]
     parameters: int

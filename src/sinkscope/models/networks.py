@@ -20,10 +20,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2Model,
-    Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
 )
@@ -122,13 +120,21 @@ class LearnedPositionsModel(LlamaModel):
         return super().forward(position_ids=position_ids, inputs_embeds=embeds, **kwargs)
 
 
-class LearnedPositionsLlama(LlamaForCausalLM):
+class OtherBody:
+    """A network of transformers with another ``body``; it stands in front of the network in a class's bases."""
+
+    body: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.model = self.body(config)
+        self.post_init()  # type: ignore[attr-defined]
+
+
+class LearnedPositionsLlama(OtherBody, LlamaForCausalLM):
     """`LlamaForCausalLM` with learned absolute positions (GPT-2's way) instead of rotations; the rest is Llama's."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.model = LearnedPositionsModel(config)
-        self.post_init()
+    body = LearnedPositionsModel
 
 
 class MasklessHeadLlama(LlamaForCausalLM):
@@ -140,10 +146,7 @@ class MasklessHeadLlama(LlamaForCausalLM):
 
 
 class BlockCausal:
-    """The layers of a network under a block-causal mask; it stands in front of the network in a class's bases.
-
-    A cache of keys and values holds finished blocks.
-    """
+    """The layers of a network under a block-causal mask; it stands in front of the network in a class's bases."""
 
     embed_tokens: Any
 
@@ -195,29 +198,23 @@ class BlockCausalModel(BlockCausal, Qwen3Model):
     """Qwen3's layers under a block-causal mask."""
 
 
-class BlockCausalQwen3(Qwen3ForCausalLM):
+class BlockCausalQwen3(OtherBody, Qwen3ForCausalLM):
     """`Qwen3ForCausalLM` with a block-causal mask.
 
     Source: JetAstra/SDAR, training/model/SDAR-8B-Chat/modeling_sdar.py and the mask that generate.py passes to it.
     """
 
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__(config)
-        self.model = BlockCausalModel(config)
-        self.post_init()
+    body = BlockCausalModel
 
 
 class BlockCausalQwen2Model(BlockCausal, Qwen2Model):
     """Qwen2's layers under a block-causal mask."""
 
 
-class BlockCausalQwen2(Qwen2ForCausalLM):
+class BlockCausalQwen2(OtherBody, Qwen2ForCausalLM):
     """`Qwen2ForCausalLM` with a block-causal mask, as Fast-dLLM v2 has it."""
 
-    def __init__(self, config: Qwen2Config) -> None:
-        super().__init__(config)
-        self.model = BlockCausalQwen2Model(config)
-        self.post_init()
+    body = BlockCausalQwen2Model
 
 
 class FusedAttention(glm4_moe.Glm4MoeAttention):
@@ -242,16 +239,17 @@ class BlockCausalMixtureModel(BlockCausal, Glm4MoeModel):
     """GLM-4-MoE's layers under a block-causal mask."""
 
 
-class BlockCausalMixture(Glm4MoeForCausalLM):
+class BlockCausalMixture(OtherBody, Glm4MoeForCausalLM):
     """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`.
 
     Source: inclusionAI/LLaDA2.0-mini, modeling_llada2_moe.py, as ZHZisZZ/dllm carries it.
     """
 
+    body = BlockCausalMixtureModel
+
     def __init__(self, config: Glm4MoeConfig) -> None:
         config.norm_topk_prob = config.num_experts_per_tok > 1
         super().__init__(config)
-        self.model = BlockCausalMixtureModel(config)
         for number, layer in enumerate(self.model.layers):
             layer.self_attn = FusedAttention(config, number)
         self.post_init()

@@ -5,8 +5,6 @@ Its key and value in each layer are put in front of those of the text (`Prefix`)
 row for it. The key is rotated to its position: 0 … n−1 in front, where the text begins at n; or after the last token.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -108,7 +106,7 @@ class SinkWeights(nn.Module):
 
     def __init__(self, variant: SinkToken, config: Any) -> None:
         super().__init__()
-        self.variant, self.std, self.hidden = variant, float(config.initializer_range), False
+        self.variant, self.std = variant, float(config.initializer_range)
         layers, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         if variant.folded:
@@ -179,13 +177,13 @@ def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
-    """Return the constant keys of every layer for one call; None where there are none, or `hidden_sink` hides them.
+    """Return the constant keys of every layer for one call; None where there are none.
 
     ``first``, int64 [1 or batch], is the position of the first sink token of each row; None for a logit.
     """
     sink: SinkWeights = stack.sink_token
     variant = sink.variant
-    if variant.kind == "gate" or sink.hidden:
+    if variant.kind == "gate":
         return None
     if variant.kind == "logit":
         zero = next(stack.parameters()).new_zeros(sink.layers, sink.heads)
@@ -217,17 +215,3 @@ def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
     if values is None:
         return [Prefix(keys=key) for key in rotated]
     return [Prefix(keys=key, values=value) for key, value in zip(rotated, values, strict=True)]
-
-
-@contextmanager
-def hidden_sink(network: Any) -> Iterator[None]:
-    """Take the sink of a network away while the body runs: the text keeps its positions and attends only to itself."""
-    sink = network.model.sink_token if getattr(network.config, KEY, None) is not None else None
-    if sink is None or sink.variant.kind == "gate":
-        found = "none" if sink is None else repr(sink.variant.name)
-        raise CallError(f"expected a network with a sink token or a learned logit to hide, found {found}")
-    before, sink.hidden = sink.hidden, True
-    try:
-        yield
-    finally:
-        sink.hidden = before

@@ -8,7 +8,7 @@ from typing import Any
 from sinkscope.errors import ModelError
 from sinkscope.models.any_causal import GGUF, NAME, reading_gguf
 from sinkscope.models.families import FAMILIES
-from sinkscope.models.families.a2d_family import ENCODER
+from sinkscope.models.families.basic_family import ENCODER
 from sinkscope.models.family import STOCK, Family
 from sinkscope.runs.files import read_json_object
 

@@ -58,22 +58,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 def index_files(folder: Path) -> list[str]:
     """Return the names of the files that the index of a folder lists, in order; none where there is no index."""
-    return sorted(set(_weight_map(folder).values())) if (folder / INDEX).exists() else []
+    if not (folder / INDEX).exists():
+        return []
+    names: dict[str, str] = read_json_object(folder / INDEX, ModelError, "fetch the file again").get("weight_map", {})
+    outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
+    if outside or not names:
+        raise ModelError(f"{folder / INDEX}: weight_map: expected safetensors of this folder, found {outside[:1]}")
+    return sorted(set(names.values()))
 
 
 def listing(folder: Path) -> str:
     """Return the names of the files in a folder, for an error message."""
     names = sorted(path.name for path in folder.iterdir())
     return ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "an empty folder"
-
-
-def _weight_map(folder: Path) -> dict[str, str]:
-    """Return file by tensor, as the index of a sharded checkpoint lists them."""
-    names: dict[str, str] = read_json_object(folder / INDEX, ModelError, "fetch the file again").get("weight_map", {})
-    outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
-    if outside or not names:
-        raise ModelError(f"{folder / INDEX}: weight_map: expected safetensors of this folder, found {outside[:1]}")
-    return names
 
 
 def read_headers(files: list[Path]) -> dict[str, StoredTensor]:

@@ -81,10 +81,7 @@ class Pass:
 
 
 class ElasticReader(LayerByLayer, Hider):
-    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere.
-
-    It hides nothing, and is subscribed so that layers run sinkscope's attention.
-    """
+    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere."""
 
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
         super().__init__(model, layout, meter, policy, real)

@@ -21,7 +21,7 @@ from torch import Tensor
 from sinkscope.attention import Columns, LayerCall, without_autocast
 from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
-from sinkscope.models.families.a2d_family import ENCODER
+from sinkscope.models.families.basic_family import ENCODER
 from sinkscope.models.family import Family
 from sinkscope.runs.files import validated
 
