@@ -119,7 +119,6 @@ class SinkWeights(nn.Module):
         elif variant.kind == "logit" and variant.learned:
             self.logits = nn.Parameter(torch.empty(layers, heads))
         self.layers, self.heads = layers, heads
-        self.rotated: tuple[tuple[Tensor, ...], tuple[Any, ...], list[Prefix]] | None = None
         self.draw()
 
     @torch.no_grad()
@@ -189,22 +188,6 @@ def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
         zero = next(stack.parameters()).new_zeros(sink.layers, sink.heads)
         return [Prefix(logits=row[:, None]) for row in (sink.logits if variant.learned else zero)]
     assert first is not None
-    if not variant.folded or variant.position == "end" or torch.compiler.is_compiling():
-        return _rotated(stack, first)
-    # Folded constants in front give the same list from call to call, until they change.
-    constants = tuple(sink.parameters())
-    versions = ((one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in constants)
-    state = (first.device, *versions)
-    if sink.rotated is None or sink.rotated[1] != state or [*map(id, sink.rotated[0])] != [*map(id, constants)]:
-        with torch.inference_mode(False), torch.no_grad():  # a later call may compute gradients with the same tensors
-            made = _rotated(stack, torch.zeros(1, dtype=torch.int64, device=first.device))
-        sink.rotated = constants, state, made
-    return sink.rotated[2]
-
-
-def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
-    """Return the prefixes of every layer, their keys rotated to the positions from ``first`` on."""
-    variant: SinkToken = stack.sink_token.variant
     with torch.autocast(first.device.type, enabled=False):  # casting costs more than it saves for so few rows
         keys, values = constant_keys(stack)
     positions = first[:, None] + torch.arange(variant.count, device=first.device)
