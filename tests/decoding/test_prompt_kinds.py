@@ -36,7 +36,6 @@ def test_messages_go_through_the_chat_template(model):
 @pytest.mark.parametrize(
     ("prompt", "fragment"),
     [
-        ([], "at least one prompt, found none"),
         ([QUESTION, ""], "at least one token, found an empty one"),
         ("Q: Tom has 7 xylophones and 2 zebras.", "does not know 'xylophones', 'zebras'"),
         ([5, 10**6], "token ids lie in 0…"),

@@ -157,7 +157,7 @@ def _choose(
     """Return each candidate's token and confidence; ``writing`` are the rows with masks in the block."""
 
     def uniform(*shape: int, dtype: torch.dtype) -> Tensor:
-        """Draw [candidate, …] in the published order: each row for its whole canvas, without its padding, in one call."""
+        """Draw [candidate, …] in the published order: each row for its canvas, without padding, in one call."""
         drawn = []
         for row in range(len(candidates)) if writing is None else writing:
             own = candidates[row, layout.starts[row] :]

@@ -141,9 +141,7 @@ class Batch:
 
 
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
-    """Return prompts padded on the left; `CallError` for none, or where ``length`` more tokens exceed the maximum."""
-    if not prompts:
-        raise CallError("expected at least one prompt, found none")
+    """Return prompts padded on the left; `CallError` where ``length`` more tokens exceed the maximum."""
     width = max(map(len, prompts))
     if width + length > model.card.max_positions:
         raise CallError(

@@ -243,8 +243,6 @@ def check_likelihood(
     """Raise CallError for an argument of `log_likelihood` that does not fit a model of this family and name."""
     if method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")
-    if samples < 1:
-        raise CallError(f"samples: expected a whole number from 1 upwards, found {samples}")
     if not 0 <= guidance < math.inf:
         raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance}")
     if guidance > 0 and family.causal:

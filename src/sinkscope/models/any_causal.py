@@ -1,6 +1,5 @@
 """Any causal model of transformers, by its own config class and network; nothing of it is translated."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
@@ -92,9 +91,3 @@ def reading_gguf(path: Path) -> Iterator[None]:
         raise CallError("a .gguf file needs the package gguf: pip install 'sinkscope[gguf]'") from error
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
         raise ModelError(f"{path}: transformers cannot read this GGUF file ({first_line(error)})") from error
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

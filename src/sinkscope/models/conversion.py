@@ -15,8 +15,8 @@ from typing import Any
 from sinkscope.errors import ModelError
 from sinkscope.models import any_causal
 from sinkscope.models.families import FAMILIES
-from sinkscope.models.families.qwen_family import OPEN_DLLM
 from sinkscope.models.families.basic_family import ENCODER, ENCODERS
+from sinkscope.models.families.qwen_family import OPEN_DLLM
 from sinkscope.models.family import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Family, Layout
 from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.runs.files import read_json_object

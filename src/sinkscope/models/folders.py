@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.any_causal import GGUF, read_gguf_config, sha256_of
+from sinkscope.models.any_causal import GGUF, read_gguf_config
 from sinkscope.models.weights import SINGLE, index_files, listing
 from sinkscope.progress import counting_bar, show_progress
-from sinkscope.runs.files import read_json_object
+from sinkscope.runs.files import read_json_object, sha256_of
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted", "smollm2-diffusion")
 SPECIMENS = tuple(
@@ -46,11 +46,7 @@ def is_adapter(folder: Path) -> bool:
 
 def base_name(folder: Path) -> str:
     """Return the name of the model that an adapter changes, as `load` takes it."""
-    name = read_json_object(folder / ADAPTER_CONFIG, ModelError, "fetch the file again").get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        raise ModelError(
-            f"{folder / ADAPTER_CONFIG}: base_model_name_or_path: expected the model it changes, found {name!r}"
-        )
+    name = read_json_object(folder / ADAPTER_CONFIG, ModelError, "fetch the file again")["base_model_name_or_path"]
     beside = folder / name
     return str(beside) if beside.exists() and not Path(name).exists() else name
 

@@ -127,8 +127,8 @@ def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 def match_tensors(
     stored: Mapping[str, StoredTensor], network: Any, layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
-    """Compare the stored tensors with the parameters of the network; raise ModelError for any that is missing, unused or
-    of another shape, under its stored name.
+    """Compare the stored tensors with the parameters of the network; raise ModelError for one that is missing, unused
+    or of another shape, under its stored name.
     """
     shapes = stored_shapes({name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()})
     ours = {name: rename_tensor(name, layout.tensors) for name in stored}

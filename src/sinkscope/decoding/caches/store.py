@@ -32,7 +32,7 @@ class KeyValueStore:
         self.rows, self._fresh, self._mine, self._kept = list(rows), None, None, None
 
     def compute(self, fresh: slice | Tensor, kept: Tensor | None, rows: Tensor | None = None) -> None:
-        """Prepare for a call that computes some positions, a slice of columns or int64 [row, query], of some held rows."""
+        """Prepare for a call that computes some positions, a slice or int64 [row, query], of some held rows."""
         self._fresh, self._mine, self._kept = fresh, rows, kept
 
     def hold(self, rows: list[int]) -> None:

@@ -1,5 +1,5 @@
-"""Networks as transformers has them: causal ones for comparison; and what dllm trained on to diffuse, A2D, a Llama, Qwen2
-or Qwen3, and encoders, BERT and ModernBERT.
+"""Networks as transformers has them: causal ones for comparison; and what dllm trained on to diffuse, A2D, a Llama,
+Qwen2 or Qwen3, and encoders, BERT and ModernBERT.
 """
 
 from sinkscope.models.any_causal import NAME
