@@ -25,7 +25,7 @@ from sinkscope.attention.records import (
     upload,
     visible,
 )
-from sinkscope.attention.scores import Workspace
+from sinkscope.attention.scores import KeptBias
 from sinkscope.attention.stacks import Stack
 from sinkscope.errors import AttentionError
 
@@ -63,7 +63,7 @@ class Call:
     prompt_lengths: tuple[int, ...]
     inferred: bool
     cache: Any
-    workspace: Workspace
+    kept_bias: KeptBias
     part: CallPart | None = None
     seeing_ahead: Callable[[], StepContext] | None = None
     hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Call:
             )
         if hidden or prefix is not None:
             inputs = replace(inputs, hidden=hidden, prefix=prefix)
-        output, columns = compute(inputs, workspace=self.workspace)
+        output, columns = compute(inputs, kept_bias=self.kept_bias)
         if self.closed:  # the layer runs a second time
             return output
         placed = _placed(columns, layer.first_key) if layer.first_key else columns
@@ -193,7 +193,7 @@ class Call:
         def measure(queries: Tensor | None = None) -> Columns:
             groups = inputs.groups if queries is None else queries[:, None]
             narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare, groups=groups)
-            return _placed(compute(narrow, workspace=self.workspace)[1], layer.first_key)
+            return _placed(compute(narrow, kept_bias=self.kept_bias)[1], layer.first_key)
 
         measured = replace(layer, measure=measure)
         asked = [

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sinkscope.attention.call import Call, call_ends, running
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult, Subscriber, Watcher, upload
-from sinkscope.attention.scores import Workspace
+from sinkscope.attention.scores import KeptBias
 from sinkscope.attention.stacks import HeldCache, Stack, StackInput, cached_keys, read_stack_input
 from sinkscope.errors import AttentionError
 
@@ -57,7 +57,7 @@ class Session:
         self.subscribers: list[Subscriber] = []
         self.published = False  # whether a sampler publishes the steps; else they are read from the calls' arguments
         self.calls: list[Call] = []  # that have begun and not ended, innermost last
-        self._workspace = Workspace()
+        self._kept_bias = KeptBias()
         self._part: CallPart | None = None
         self._context: StepContext | None = None
         self._start: GenerationStart | None = None
@@ -98,7 +98,7 @@ class Session:
         self._context = self._tokens = self._given = self._unread = self._last = None
         while self.calls:
             call_ends(self.calls.pop())
-        self._caches, self._workspace = {}, Workspace()
+        self._caches, self._kept_bias = {}, KeptBias()
         if sessions.get(self.network) is self:
             del sessions[self.network]
         self._hooks.close()
@@ -229,7 +229,7 @@ class Session:
             prompts if self.published else self._prompts.get(stack.name, prompts),
             inferred=not self.published,
             cache=None if given is None else given.cache,
-            workspace=self._workspace,
+            kept_bias=self._kept_bias,
             part=self._part,
             seeing_ahead=partial(self._correct, stack) if read and self._causal(stack) else None,
         )
