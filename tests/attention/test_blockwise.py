@@ -30,7 +30,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinkscope.attention import Hidden, Prefix, attend, scores
-from sinkscope.attention.scores import Workspace
+from sinkscope.attention.scores import KeptBias
 from sinkscope.errors import AttentionError
 
 
@@ -114,18 +114,6 @@ def test_any_call_equals_dense(data):
         close(columns.prefix, sums[..., :front], inputs)
     first = 0 if arguments.get("causal") else keys - queries  # the key of query 0
     close(columns.diagonal, own_places(weights[..., front:], first), inputs)
-
-
-def test_a_call_without_hiding_in_one_block_equals_dense():
-    """The common call has a separate path through the pass."""
-    inputs = draw()
-    output, columns = attend(**vars(inputs))
-    expected, weights = dense(inputs)
-    close(output, expected, inputs)
-    close(columns.sums, dense_sums(inputs, weights), inputs)
-    close(columns.last_row, weights[:, :, -1], inputs)
-    close(columns.diagonal, weights.diagonal(KEYS - QUERIES, -2, -1), inputs)
-    assert columns.local is None and columns.removed is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -266,25 +254,6 @@ def test_no_map_is_ever_held():
     assert whole.elements >= 6 * 1300 * 1320, "the measure sees a map where there is one"
 
 
-def test_a_workspace_is_kept_and_nothing_that_is_returned_lies_in_it():
-    workspace, found = Workspace(), []
-    for queries in (KEYS, 5, KEYS):
-        inputs = draw(queries=queries)
-        with torch.no_grad():
-            found.append((inputs, attend(**vars(inputs), workspace=workspace, block=4)))
-    place = workspace.take(1, torch.device("cpu")).untyped_storage().data_ptr()
-    workspace.take(1, torch.device("cpu")).untyped_storage().fill_(255)  # every value becomes a NaN
-    for inputs, (output, columns) in found:
-        expected, dense_columns = attend(**vars(inputs), block=4)
-        assert torch.equal(output, expected) and torch.equal(columns.sums, dense_columns.sums)
-        assert place not in {
-            one.untyped_storage().data_ptr() for one in (output, columns.sums, columns.diagonal, columns.last_row)
-        }
-    with torch.no_grad():
-        again, _ = attend(**vars(found[0][0]), workspace=workspace, block=4)
-    assert torch.equal(again, found[0][1][0]), "what lies in the workspace does not matter"
-
-
 def test_causal_with_a_mask_is_refused():
     inputs = draw()
     with pytest.raises(AttentionError, match="either a mask or causal=True"):
@@ -293,20 +262,20 @@ def test_causal_with_a_mask_is_refused():
 
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 def test_a_mask_that_changes_in_place_is_read_anew(kind):
-    workspace, inputs = Workspace(), draw()
+    kept_bias, inputs = KeptBias(), draw()
     mask = torch.rand(2, 1, 11, 13, generator=torch.Generator().manual_seed(4)) < 0.7
     mask = mask if kind == "boolean" else torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
     for _ in range(2):
         for prefix in (None, Prefix(logits=torch.zeros(6, 1))):  # behind which every query sees something
             found, expected = (
-                attend(**vars(inputs), mask=mask, prefix=prefix, workspace=place) for place in (workspace, None)
+                attend(**vars(inputs), mask=mask, prefix=prefix, kept_bias=place) for place in (kept_bias, None)
             )
             assert torch.equal(found[0], expected[0]) and torch.equal(found[1].sums, expected[1].sums)
         mask[:, :, :4] = False if kind == "boolean" else -torch.inf
     with torch.inference_mode():
         unversioned = mask.clone()
-        before = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+        before = attend(**vars(inputs), mask=unversioned, kept_bias=kept_bias)[0]
         unversioned.fill_(True if kind == "boolean" else 0.0)
-        after = attend(**vars(inputs), mask=unversioned, workspace=workspace)[0]
+        after = attend(**vars(inputs), mask=unversioned, kept_bias=kept_bias)[0]
     assert not torch.equal(after, before)
     assert torch.equal(after, attend(**vars(inputs))[0])

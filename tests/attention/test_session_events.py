@@ -161,10 +161,3 @@ def test_a_generate_that_reorders_or_guesses_is_refused(settings):
     with pytest.raises(AttentionError, match=f"generate with {name} is not modelled"), subscribed(network, Diary()):
         network.generate(IDS[:1], max_new_tokens=2, do_sample=False, **settings)
     assert "generate" not in vars(network)
-
-
-def test_paged_generation_is_refused():
-    network = tiny_llama()
-    with pytest.raises(AttentionError, match="generate_batch and its paged cache"), subscribed(network, Diary()):
-        network.generate_batch([[5, 6]])
-    assert "generate_batch" not in vars(network)

@@ -52,7 +52,14 @@ def assert_as_published(case, sampler):
 
 @pytest.mark.parametrize(
     ("sampler", "case"),
-    [one for name in ("llada", "mmada", "dream") for one in a_sixth_unmarked((name, case) for case in cases(name))],
+    [
+        one
+        for name in ("llada", "mmada", "dream")
+        for one in [
+            *((name, case) for case in cases(name) if "lean" in case or "logits" in case),  # the quirks
+            *a_sixth_unmarked((name, case) for case in cases(name) if "lean" not in case and "logits" not in case),
+        ]
+    ],
     ids=lambda one: one if isinstance(one, str) else name_of(one),
 )
 def test_a_sampler_writes_what_the_published_loop_writes(sampler, case):

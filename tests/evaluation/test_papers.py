@@ -24,8 +24,8 @@ from sinkscope.evaluation.papers import (
     rules_for,
 )
 from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol
+from sinkscope.models.converting import convert
 from sinkscope.models.folding import fold
-from sinkscope.models.smdm import convert
 
 
 def test_rules_have_controls_and_llamas_decide_by_the_last_row():

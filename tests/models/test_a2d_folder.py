@@ -7,7 +7,7 @@ import torch
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.models.a2d_folder import convert
+from sinkscope.models.converting import convert_to_dllm as convert
 
 PROMPT = list(range(5, 20))
 

@@ -126,13 +126,7 @@ def test_check_lists_the_keys_that_are_not_read(tmp_path, capsys):
 
 
 REFUSED = {
-    "llada": {
-        "alibi": True,
-        "rope_scaling": {"factor": 2.0},
-        "d_model": "wide",
-        "rope_theta": 0,
-        "eos_token_id": "end",
-    },
+    "llada": {"alibi": True, "rope_scaling": {"factor": 2.0}, "d_model": "wide"},
     "mmada": {"w_clip_vit": True},
     "dream": {"use_sliding_window": True, "attention_bias": False},
     "llama": {"sliding_window": 4096},
@@ -159,7 +153,7 @@ def test_a_key_whose_absence_means_another_network(key):
 def test_rotations_that_contradict():
     linear = {"rope_type": "linear", "factor": 2.0}
     for scaling in (linear | {"type": "yarn"}, linear | {"rope_theta": 7.0}, linear | {"partial_rotary_factor": 0.5}):
-        with pytest.raises(ModelError, match=r"config\.json: (rope_|partial_rotary)"):
+        with pytest.raises(ModelError, match=r"config\.json: rope_"):
             convert(LLAMA_CONFIG | {"rope_scaling": scaling})
     with pytest.raises(ModelError, match="rope_parameters: expected one record of rotations"):
         convert(LLAMA_CONFIG | {"rope_parameters": linear})

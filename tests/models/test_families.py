@@ -94,7 +94,7 @@ def test_a_config_is_recognised(config, family):
     [
         (
             LLADA_CONFIG | {"architectures": ["LLaDAVModel"]},
-            r"expected architectures \['LLaDAModelLM'\].*'LLaDAVModel'",
+            r"architectures: expected LLaDAModelLM .*'LLaDAVModel'",
         ),
         ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
         ({"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"}, "to be one of a2d, .*'sedd'"),

@@ -103,7 +103,6 @@ def _tensors(change):
         (lambda folder: configure(folder, num_hidden_layers=2), r"9 unused: model\.layers\.2\."),
         (lambda folder: configure(folder, mask_token_id=3), "mask_token: expected token 3, as mask_token_id in config"),
         (lambda folder: configure(folder, mask_token_id=None), "mask_token_id: expected the id of the mask token"),
-        (lambda folder: configure(folder, mask_token_id=5000), "mask_token_id: expected the id of one of the"),
         (lambda folder: configure(folder, quantization_config={"load_in_8bit": True}), "quantization_config"),
         (lambda folder: configure(folder, dtype="int8"), "dtype: expected float32, bfloat16, float16 or null"),
         (
@@ -111,7 +110,6 @@ def _tensors(change):
             "expected a causal model of transformers, model_type .*Dream.*found model_type 'mamba'",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "found no tokenizer that loads"),
-        (_write("tokenizer.json", '{"a": 1}'), "expected a tokenizer, found none that loads"),
     ],
 )
 def test_a_damaged_folder(folder, damage, says):
@@ -151,13 +149,6 @@ def _saved(name, save, *arguments, **options):
     return lambda folder: save(save_tiny(name, folder), *arguments, **options)
 
 
-def _dropout(folder):
-    save_words(save_tiny("llama", folder), {EOS: "<|end|>"}, eos_token="<|end|>")
-    core = json.loads((folder / "tokenizer.json").read_text())
-    core["model"]["dropout"] = 0.5
-    (folder / "tokenizer.json").write_text(json.dumps(core))
-
-
 CODE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
 
 
@@ -181,7 +172,6 @@ CODE = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None
             r"eos_token: expected one of the 63 tokens of the network, found '<\|eot\|>', which is token 70",
         ),
         (_saved("llada", save_llada_tokenizer, **CODE), "expected PreTrainedTokenizerFast for llada, found 'Own'"),
-        (_dropout, r"tokenizer.json: model: dropout: expected null or 0, found 0\.5"),
     ],
 )
 def test_a_tokenizer_of_another_model(make, says, tmp_path):

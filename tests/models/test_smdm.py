@@ -14,8 +14,8 @@ import sinkscope
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import FAMILIES
+from sinkscope.models.converting import convert, convert_weights
 from sinkscope.models.folding import fold
-from sinkscope.models.smdm import convert, convert_weights
 
 SMDM = FAMILIES["smdm"]
 
@@ -114,7 +114,6 @@ def test_a_tokenizer_of_another_model_is_refused_before_anything_is_written(tmp_
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lambda: {"model": lit_gpt_weights("none"), "step": 7}, "expected tensors only, by name, found model, step"),
         (lambda: {"weights": Harmful()}, r"found GLOBAL \S*print, which could run code when read"),
         (lambda: changed(lambda w: w.pop("transformer.ln_f.weight")), r"1 missing: model\.norm\.weight \(24,\)"),
         (lambda: changed(lambda w: w.pop("transformer.h.1.attn.attn.weight")), r"3 missing: model\.layers\.1\.self"),

@@ -11,36 +11,33 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention.records import AttentionInputs, Columns
-from sinkscope.attention.scores import Chunk, Scores, Taken, Workspace, product
+from sinkscope.attention.scores import Chunk, KeptBias, Scores, Taken, product
 
 BLOCK = 512  # queries in a block
 CPU_SCORES, GPU_SCORES = 1 << 19, 1 << 26  # most scores at once, for each thread of a CPU
 
 
 def compute_blockwise(
-    inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None
+    inputs: AttentionInputs, *, block: int | None = None, kept_bias: KeptBias | None = None
 ) -> tuple[Tensor, Columns]:
-    """Return attention output [batch, head, query, value_dim] and column sums, in blocks of so many queries.
-
-    The workspace is memory for the scores, kept from call to call; not used where something needs a gradient.
-    """
+    """Return attention output [batch, head, query, value_dim] and column sums, in blocks of so many queries."""
     with torch.autocast(inputs.query.device.type, enabled=False):  # which would round scores and sums
-        run = _Pass(inputs, block or BLOCK, workspace or Workspace())
+        run = _Pass(inputs, block or BLOCK, kept_bias or KeptBias())
         for chunk in run.chunks():
             run.attend(chunk)
         return run.output, run.columns()
 
 
 class _Pass:
-    def __init__(self, inputs: AttentionInputs, block: int, workspace: Workspace) -> None:
+    def __init__(self, inputs: AttentionInputs, block: int, kept_bias: KeptBias) -> None:
         query, hiding = inputs.query, bool(inputs.hidden)
         batch, heads, queries, _ = query.shape
         keys = inputs.key.shape[2]
         self._inputs = inputs
         self._in_place = not inputs.needs_gradient
-        self._scores = Scores(inputs, workspace if self._in_place else None)
+        self._scores = Scores(inputs, kept_bias if self._in_place else None)
         self._front = self._scores.front.count
-        self._taken = Taken(inputs.hidden, self._front, query.device, self._scores.dtype) if hiding else None
+        self._taken = Taken(inputs.hidden, self._front) if hiding else None
         self._block = min(block, queries)
         by_query = query.new_empty(batch, queries, heads, inputs.value.shape[-1])  # read so by the output projection
         self.output = by_query.transpose(1, 2)
@@ -63,30 +60,11 @@ class _Pass:
 
     def attend(self, chunk: Chunk) -> None:
         queries = self._inputs.query.shape[2]
-        plain = self._taken is None and not self._front and self._scores.all_see and self._in_place
-        if plain and self._block == queries:
-            self._attend_whole(chunk)
-            return
-        bare = None if self._taken is None else self._taken.values(self._inputs.value[:, chunk.kv_heads], chunk.heads)
-        bare = None if bare is None else bare.flatten(0, 1)
         for start in range(0, queries, self._block):
-            self._attend_block(chunk, slice(start, min(start + self._block, queries)), bare)
+            self._attend_block(chunk, slice(start, min(start + self._block, queries)))
 
-    def _attend_whole(self, chunk: Chunk) -> None:
-        """Compute some heads in one block: the common call, without the views and copies of the general one."""
-        heads, rows = chunk.heads, slice(0, self._block)
-        weights = self._scores.block(chunk, rows)
-        torch.softmax(weights, dim=-1, out=weights)
-        if self._scores.dtype == torch.float32:
-            torch.matmul(self._inputs.groups[:, None], weights, out=self._sums[:, heads])
-        else:
-            self._sums[:, heads] = product(self._inputs.groups[:, None], weights, self._scores.dtype)
-        self._diagonal[:, heads].copy_(_diagonal(weights, self._inputs.own_key, 0))
-        self._last_row[:, heads].copy_(weights[:, :, -1])
-        self.output[:, heads].copy_(self._mix(weights, chunk.values, heads))
-
-    def _attend_block(self, chunk: Chunk, rows: slice, bare: Tensor | None) -> None:
-        """Compute one block of queries of some heads; ``bare`` are the values with those of hidden keys 0."""
+    def _attend_block(self, chunk: Chunk, rows: slice) -> None:
+        """Compute one block of queries of some heads."""
         heads, front = chunk.heads, self._front
         scores = self._scores.block(chunk, rows)
         weights = torch.softmax(scores, dim=-1, out=scores) if self._in_place else torch.softmax(scores, dim=-1)
@@ -99,26 +77,8 @@ class _Pass:
         if last:
             self._last_row[:, heads] = plain[:, :, -1, front:]
         if self._taken is not None and self._local is not None and self._removed is not None:
-            quick = self._taken.quickly(weights, blind, heads)
-            if quick is not None and bare is not None:
-                # The weight in force is weight × kept key × factor of the query, so that no second map is needed.
-                kept, factor, self._removed[:, heads, rows] = quick
-                seen = factor.detach()
-                both = torch.cat([groups.expand(-1, weights.shape[1], -1, -1), groups * seen.mT], dim=2)
-                both = product(both, plain, self._scores.dtype)
-                self._local[:, heads].add_(both[:, :, : groups.shape[2]])
-                self._sums[:, heads].add_(both[:, :, groups.shape[2] :] * kept)
-                if last:
-                    self._last_in_force[:, heads] = (plain[:, :, -1:] * kept * seen[:, :, -1:])[:, :, 0, front:]
-                spared = _diagonal(kept.expand_as(plain), own_key, front)
-                self._diagonal[:, heads, rows] = _diagonal(plain, own_key, front) * spared * seen[..., 0]
-                if bare.dtype == torch.float16:  # too small a range for the factor, too few digits for small weights
-                    self.output[:, heads, rows] = self._mix(weights * kept * factor, bare, heads)
-                else:
-                    self.output[:, heads, rows] = self._mix(weights, bare, heads) * factor.to(bare.dtype)
-                return
             self._local[:, heads].add_(product(groups, plain, self._scores.dtype))
-            weights, lost = self._taken.exactly(lambda: self._scores.block(chunk, rows), weights, blind, heads, rows)
+            weights, lost = self._taken.in_force(lambda: self._scores.block(chunk, rows), weights, blind, heads, rows)
             self._removed[:, heads, rows] = lost
             plain = weights.detach()
             if last:

@@ -25,7 +25,7 @@ from sinkscope.attention.records import (
     upload,
     visible,
 )
-from sinkscope.attention.scores import Workspace
+from sinkscope.attention.scores import KeptBias
 from sinkscope.attention.stacks import Stack
 from sinkscope.errors import AttentionError
 
@@ -63,7 +63,7 @@ class Call:
     prompt_lengths: tuple[int, ...]
     inferred: bool
     cache: Any
-    workspace: Workspace
+    kept_bias: KeptBias
     part: CallPart | None = None
     seeing_ahead: Callable[[], StepContext] | None = None
     hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
@@ -93,15 +93,14 @@ class Call:
         mask: Tensor | None,
         causal: bool,
     ) -> LayerCall | None:
-        """Return the record of a layer, None for attention that does not belong to the stack.
-
-        At the first layer, its mask and flag show whether a stack that says it is causal is so.
-        """
+        """Return the record of a layer, None for attention that does not belong to the stack."""
         if module not in self.stack.layers:
             return None
         if self.seeing_ahead is not None:
             correct, self.seeing_ahead = self.seeing_ahead, None
-            if not causal and query.shape[2] > 1 and _sees_ahead(mask):
+            later = 1 + key.shape[2] - query.shape[2]
+            ahead = mask is None or bool(visible(mask).flatten(0, 1).any(dim=0).triu(later).any())
+            if not causal and query.shape[2] > 1 and ahead:
                 self.context = correct()
         name, index = self.stack.layers[module]
         if not self.closed and name in self._ran:
@@ -155,10 +154,7 @@ class Call:
             self.hidden_states[list(self.stack.layers)[self._turn]] = hidden_states
 
     def attend(self, layer: LayerCall, inputs: AttentionInputs, dropout: float) -> Tensor | None:
-        """Return the attention of a layer as the subscribers request it, and show them its columns.
-
-        None where nothing is requested: the layer runs as in the stock model.
-        """
+        """Return the attention of a layer as the subscribers request it, and show them its columns."""
         hidden, prefix, in_force = self._requests_for(layer, inputs)
         if not in_force:
             return None
@@ -169,7 +165,7 @@ class Call:
             )
         if hidden or prefix is not None:
             inputs = replace(inputs, hidden=hidden, prefix=prefix)
-        output, columns = compute(inputs, workspace=self.workspace)
+        output, columns = compute(inputs, kept_bias=self.kept_bias)
         if self.closed:  # the layer runs a second time
             return output
         placed = _placed(columns, layer.first_key) if layer.first_key else columns
@@ -197,7 +193,7 @@ class Call:
         def measure(queries: Tensor | None = None) -> Columns:
             groups = inputs.groups if queries is None else queries[:, None]
             narrow = replace(inputs, value=inputs.value[..., :1], prefix=bare, groups=groups)
-            return _placed(compute(narrow, workspace=self.workspace)[1], layer.first_key)
+            return _placed(compute(narrow, kept_bias=self.kept_bias)[1], layer.first_key)
 
         measured = replace(layer, measure=measure)
         asked = [
@@ -234,14 +230,6 @@ class Call:
         else:
             self._membership = self.part.of(members.float())
         return self._membership
-
-
-def _sees_ahead(mask: Tensor | None) -> bool:
-    """Return whether a query sees a key behind it, by the mask that the attention function got."""
-    if mask is None:
-        return True
-    queries, keys = mask.shape[-2:]
-    return bool(visible(mask).flatten(0, 1).any(dim=0).triu(1 + keys - queries).any())
 
 
 def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:

@@ -18,17 +18,15 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
-from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from sinkscope.attention.blockwise import compute_blockwise
 from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix
-from sinkscope.attention.scores import Workspace
+from sinkscope.attention.scores import KeptBias
 from sinkscope.errors import AttentionError
 
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # the largest head size of the kernels
-FEW_QUERIES = 16  # with more queries, the fused kernel is worth a copy of the keys
 Found = TypeVar("Found")
 OF_NORMS = " for norms"
 BLOCKWISE = "the slower blockwise pass runs"
@@ -47,7 +45,7 @@ def attend(
     hidden: Bool[Tensor, "#batch #head key"] | Sequence[Hidden] | None = None,
     prefix: Prefix | None = None,
     block: int | None = None,
-    workspace: Workspace | None = None,
+    kept_bias: KeptBias | None = None,
 ) -> tuple[Float[Tensor, "batch head query value_dim"], Columns]:
     """Return attention output and column sums.
 
@@ -60,7 +58,7 @@ def attend(
             visible key keeps all of them.
         prefix: constant keys in front.
         block: queries per block of the blockwise pass, 512 when None.
-        workspace: memory for its scores, kept from call to call.
+        kept_bias: of the mask, for the calls that share it.
 
     Raises:
         AttentionError: causal together with a mask, or heads that do not divide.
@@ -71,7 +69,7 @@ def attend(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     taken = [Hidden(hidden[:, :, None])] if isinstance(hidden, Tensor) else hidden or ()
     inputs = AttentionInputs(query, key, value, groups, scale, mask, causal, taken, prefix)
-    return compute(inputs, block=block, workspace=workspace)
+    return compute(inputs, block=block, kept_bias=kept_bias)
 
 
 def check_heads(query: Tensor, key: Tensor) -> None:
@@ -81,13 +79,9 @@ def check_heads(query: Tensor, key: Tensor) -> None:
 
 
 def compute(
-    inputs: AttentionInputs, *, block: int | None = None, workspace: Workspace | None = None
+    inputs: AttentionInputs, *, block: int | None = None, kept_bias: KeptBias | None = None
 ) -> tuple[Tensor, Columns]:
-    """Return attention output and column sums by the fastest implementation that supports the call.
-
-    On a GPU the kernels compute every call except one that needs gradients, zeroes weights after the softmax, or hides
-    different keys from different queries; such a call goes through the blockwise pass.
-    """
+    """Return attention output and column sums by the fastest implementation that supports the call."""
     if kernels_take(inputs.query, inputs.key, inputs.value) and not inputs.needs_gradient:
         whole_keys = not any(
             one.zeroed or one.front or one.queries is not None or one.keys.shape[2] != 1 for one in inputs.hidden
@@ -96,7 +90,7 @@ def compute(
             found = compute_by_kernels(inputs) if whole_keys else None
         if found is not None:
             return found
-    return compute_blockwise(inputs, block=block, workspace=workspace)
+    return compute_blockwise(inputs, block=block, kept_bias=kept_bias)
 
 
 def compute_by_kernels(inputs: AttentionInputs) -> tuple[Tensor, Columns] | None:
@@ -181,58 +175,30 @@ def attend_behind(
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return attention output of a network with constant keys, [batch, head, query, dim], without column sums.
-
-    Gradients reach the constant keys. Arguments are those of `attend`; ``dropout`` is the share of weights dropped.
-    """
-    count, (batch, heads, queries, dim), kv_heads = prefix.count, query.shape, key.shape[1]
+    """Return attention output of a network with constant keys, [batch, head, query, dim], without column sums."""
+    count, shared = prefix.count, query.shape[1] > key.shape[1]
     if causal:
-        mask = torch.ones(queries, key.shape[2], dtype=torch.bool, device=query.device).tril_()
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril_()
     if mask is not None:
         mask = pad(mask, (count, 0), value=True if mask.dtype == torch.bool else 0.0)
-    front_keys, front_values = _expanded(prefix.keys, key), _expanded(prefix.values, value)
-    gradients = torch.is_grad_enabled()
-    if queries <= FEW_QUERIES and not gradients:  # with a cache: keys are not copied
-        grouped = query.reshape(batch, kv_heads, -1, dim)  # heads of one key head: one product
-        front = query.new_zeros(batch, heads, queries, count)
-        if front_keys is not None:
-            front = (grouped @ front_keys.transpose(-1, -2)).view_as(front) * scale
-        scores = torch.cat([front, (grouped @ key.transpose(-1, -2)).view(batch, heads, queries, -1) * scale], dim=-1)
-        weights = _weights(scores, prefix.logits, mask, dropout).view(batch, kv_heads, -1, scores.shape[-1])
-        output = weights[..., count:] @ value
-        if front_values is not None:
-            output = output + weights[..., :count] @ front_values
-        return output.view(batch, heads, queries, -1)
-    keys = torch.cat([key.new_zeros(batch, kv_heads, count, dim) if front_keys is None else front_keys, key], dim=2)
-    nothing = value.new_zeros(batch, kv_heads, count, value.shape[-1])
-    values = torch.cat([nothing if front_values is None else front_values, value], dim=2)
-    # Plain products beat the CPU's fused kernel on short canvases, backward above all.
-    if prefix.logits is None and not (gradients and query.device.type == "cpu"):
-        shared = heads > kv_heads
-        if shared and query.is_cuda and mask is not None:  # a GPU's fused kernels take a mask or groups, not both
-            keys, values = (one.repeat_interleave(heads // kv_heads, dim=1) for one in (keys, values))
-            shared = False
-        return scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=shared
-        )
-    grouped = query.reshape(batch * kv_heads, -1, dim)
-    scores = torch.baddbmm(query.new_zeros(()), grouped, keys.flatten(0, 1).transpose(-1, -2), beta=0, alpha=scale)
-    weights = _weights(scores.view(batch, heads, queries, -1), prefix.logits, mask, dropout)
-    return torch.bmm(weights.view(*grouped.shape[:2], -1), values.flatten(0, 1)).view(batch, heads, queries, -1)
+    keys, values = _behind(prefix.keys, key, count), _behind(prefix.values, value, count)
+    if prefix.logits is not None:  # as a bias on keys of 0
+        bias = pad(prefix.logits[None, :, None].to(query), (0, key.shape[2]))
+        if mask is not None:
+            seen = mask.dtype == torch.bool
+            bias = bias.masked_fill(~mask, -math.inf) if seen else (bias + mask).to(query.dtype)
+        mask = bias
+    if shared and query.is_cuda and mask is not None:  # a GPU's fused kernels take a mask or groups, not both
+        keys, values = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (keys, values))
+        shared = False
+    return scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=shared
+    )
 
 
-def _weights(scores: Tensor, logits: Tensor | None, mask: Tensor | None, dropout: float) -> Tensor:
-    """Return the softmax of scores [batch, head, query, count + key], with learned logits as the first ones."""
-    if logits is not None:
-        scores = scores + pad(logits[None, :, None].to(scores), (0, scores.shape[-1] - logits.shape[-1]))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-    return drop(weights, dropout) if dropout else weights
-
-
-def _expanded(constant: Tensor | None, like: Tensor) -> Tensor | None:
-    """Return constant keys or values as [batch, kv_head, count, dim] in the type of the keys."""
+def _behind(constant: Tensor | None, tensor: Tensor, count: int) -> Tensor:
+    """Return keys or values [batch, kv_head, count + key, dim] with the constant ones, or zeros, in front."""
     if constant is None:
-        return None
-    return (constant if constant.ndim == 4 else constant[None]).to(like).expand(like.shape[0], -1, -1, -1)
+        return pad(tensor, (0, 0, count, 0))
+    front = (constant if constant.ndim == 4 else constant[None]).to(tensor)
+    return torch.cat([front.expand(len(tensor), -1, -1, -1), tensor], dim=2)

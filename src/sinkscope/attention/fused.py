@@ -34,10 +34,7 @@ class KernelError(Exception):
 
 
 def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
-    """Return attention output and column sums, as `blockwise.compute_blockwise` gives them; no gradients.
-
-    Heads are of at most 256, hidden keys the same for all queries of a head.
-    """
+    """Return attention output and column sums, as `blockwise.compute_blockwise` gives them; no gradients."""
     query, key, value = (
         one if one.stride(-1) == 1 else one.contiguous() for one in (inputs.query, inputs.key, inputs.value)
     )
@@ -108,10 +105,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
 def compute_norms(
     key: Tensor, value: Tensor, projection: Tensor | None, newest: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the norms of `projections.KeyNorms` in one launch, the third of so many of the newest keys.
-
-    The projection is float32 [head, rank, value_dim], contiguous.
-    """
+    """Return the norms of `projections.KeyNorms` in one launch, the third of so many of the newest keys."""
     key, value = (one if one.stride(-1) == 1 else one.contiguous() for one in (key.detach(), value.detach()))
     batch, kv_heads, keys, dim = key.shape
     value_dim = value.shape[-1]

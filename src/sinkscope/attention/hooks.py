@@ -35,8 +35,6 @@ whole mask.
 REFUSED = ("softcap", "s_aux", "position_bias", "cache")
 SOURCES = ("key_value_states", "encoder_hidden_states", "cross_attention_states")
 """Keywords with which transformers passes the states of another stack to a layer's attention."""
-BATCHED = ("generate_batch", "init_continuous_batching", "continuous_batching_context_manager")
-"""Methods of transformers' networks that write many texts in one paged cache."""
 REORDERING = ("num_beams", "assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "guidance_scale")
 """Settings of ``generate`` that reorder rows or run other networks."""
 
@@ -158,17 +156,15 @@ class TransformersHooks(Hooks):
         self._handles: list[Any] = []
         self._configs: list[Any] = []  # whose attention implementation was set
         self._warned = False  # that maps were asked for
-        self._replaced: list[str] = []  # names of methods of the network in whose place ours stand
+        self._replaced = False  # whether ours stands in the place of the network's generate
         self.running: dict[str, Mapping[str, Any]] = {}  # arguments of the modules around the stacks, outermost first
 
     def open(self, session: Session) -> None:
         self._use_interface()
-        for name in ("generate", *BATCHED):
-            if name not in vars(self.network) and hasattr(self.network, name):
-                theirs: Any = getattr(self.network, name)
-                ours = partial(_one_generation, session, theirs) if name == "generate" else partial(_refused, name)
-                setattr(self.network, name, ours)
-                self._replaced.append(name)
+        network: Any = self.network
+        if "generate" not in vars(network) and hasattr(network, "generate"):
+            network.generate = partial(_one_generation, session, network.generate)
+            self._replaced = True
         names = {stack.name for stack in self.stacks}
         for path in {"", *(path for name in names for path in _above(name))} - names:
             parent = self.network.get_submodule(path)
@@ -179,8 +175,10 @@ class TransformersHooks(Hooks):
             self._before(module, partial(self._before_stack, session, stack, _positional_names(module)))
             self._after(module, partial(self._after_stack, session))
             for attention, block in stack.blocks.items():
-                self._before(block, _BeforeBlock(session, attention))
-                self._before(attention, _BeforeAttention(session, attention))
+                kinds = [one.kind for one in inspect.signature(attention.forward).parameters.values()]
+                takes_call = inspect.Parameter.VAR_KEYWORD in kinds
+                self._before(block, partial(_before_block, session, attention))
+                self._before(attention, partial(_before_attention, session, takes_call))
 
     def _use_interface(self) -> None:
         """Set the attention implementation of the network to `attention_forward`."""
@@ -252,9 +250,9 @@ class TransformersHooks(Hooks):
             if not others[0]:
                 config._attn_implementation_internal = before
                 del _held[id(config)]
-        for name in self._replaced:
-            delattr(self.network, name)
-        self._handles, self._configs, self._replaced = [], [], []
+        if self._replaced:
+            del self.network.generate
+        self._handles, self._configs, self._replaced = [], [], False
         self.running = {}
 
     def run_again(self, tokens: Tensor, real: Tensor) -> None:
@@ -288,44 +286,29 @@ def _one_generation(session: Session, generate: Callable[..., Any], *args: Any, 
         return generate(*args, **kwargs)
 
 
-def _refused(name: str, *args: Any, **kwargs: Any) -> Any:
-    raise AttentionError(f"{name} and its paged cache are not modelled; call generate instead")
-
-
-class _BeforeBlock:
-    def __init__(self, session: Session, attention: nn.Module) -> None:
-        self.session, self.attention = session, attention
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        hidden_states = args[0] if args else kwargs.get("hidden_states")
-        if not isinstance(hidden_states, Tensor):
-            return None
-        if torch.compiler.is_compiling():
-            noted = entering(hidden_states)
-            return ((noted, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": noted})
-        if self.session.calls:
-            self.session.calls[-1].hidden_states[self.attention] = hidden_states
+def _before_block(session: Session, attention: nn.Module, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    hidden_states = args[0] if args else kwargs.get("hidden_states")
+    if not isinstance(hidden_states, Tensor):
         return None
+    if torch.compiler.is_compiling():
+        noted = entering(hidden_states)
+        return ((noted, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": noted})
+    if session.calls:
+        session.calls[-1].hidden_states[attention] = hidden_states
+    return None
 
 
-class _BeforeAttention:
-    """Records cross-attention, and passes the call on where the layers of a network do not (StableLM)."""
-
-    def __init__(self, session: Session, attention: nn.Module) -> None:
-        self.session = session
-        kinds = [one.kind for one in inspect.signature(attention.forward).parameters.values()]
-        self.takes_call = inspect.Parameter.VAR_KEYWORD in kinds
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for name in SOURCES:
-            if isinstance(kwargs.get(name), Tensor) and self.session.calls:
-                self.session.calls[-1].crossing.add(module)
-        if "sinkscope_call" in kwargs or not self.takes_call or torch.compiler.is_compiling():
-            return None
-        if torch.is_grad_enabled() and getattr(self.session.network, "is_gradient_checkpointing", False):
-            return None  # the backward pass would run the layer again without the call
-        call = next((call for call in reversed(self.session.calls) if module in call.stack.layers), None)
-        return None if call is None else (args, {**kwargs, "sinkscope_call": call})
+def _before_attention(session: Session, takes_call: bool, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Record cross-attention, and pass the call on where the layers of a network do not (StableLM)."""
+    for name in SOURCES:
+        if isinstance(kwargs.get(name), Tensor) and session.calls:
+            session.calls[-1].crossing.add(module)
+    if "sinkscope_call" in kwargs or not takes_call or torch.compiler.is_compiling():
+        return None
+    if torch.is_grad_enabled() and getattr(session.network, "is_gradient_checkpointing", False):
+        return None  # the backward pass would run the layer again without the call
+    call = next((call for call in reversed(session.calls) if module in call.stack.layers), None)
+    return None if call is None else (args, {**kwargs, "sinkscope_call": call})
 
 
 _generating: "weakref.WeakKeyDictionary[nn.Module, list[int]]" = weakref.WeakKeyDictionary()
@@ -334,16 +317,20 @@ _generating: "weakref.WeakKeyDictionary[nn.Module, list[int]]" = weakref.WeakKey
 
 @contextmanager
 def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
-    """Add a subscriber to the network's session, opening one if there is none and closing it with the last.
-
-    Raises:
-        AttentionError: the network cannot be watched, or another thread has a subscriber there, or generates.
+    """Add a subscriber to the network's session, opening one if there is none and closing it with the last; raise
+    AttentionError where the network cannot be watched, or another thread has a subscriber there, or generates.
     """
     failed = True
     with one_at_a_time:
         session = current_session(network)
         if session is None:
-            _refuse_nested(network)
+            for other in list(sessions):  # both would set one configuration
+                inside = any(module is network for module in other.modules())
+                if inside or any(module is other for module in network.modules()):
+                    raise AttentionError(
+                        f"{type(network).__name__} {'is a part of' if inside else 'holds'} {type(other).__name__}, "
+                        f"which is recorded or changed already; pass that one here too, or end it first"
+                    )
             if is_generating(network, elsewhere=True):
                 raise AttentionError(
                     f"expected {type(network).__name__} between its generations, found one of it in another thread; "
@@ -353,22 +340,12 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
             session.open()
         session.join(subscriber)
     try:
-        session.catch_up(subscriber)
+        if session.start is not None:  # it joins in the middle of a generation
+            subscriber.begin_generation(session.start)
         yield session
         failed = False
     finally:
         session.leave(subscriber, failed)
-
-
-def _refuse_nested(network: nn.Module) -> None:
-    """Refuse a network that holds, or is inside, a watched one: both would set one configuration."""
-    for other in list(sessions):
-        inside = any(module is network for module in other.modules())
-        if inside or any(module is other for module in network.modules()):
-            raise AttentionError(
-                f"{type(network).__name__} {'is a part of' if inside else 'holds'} {type(other).__name__}, which is "
-                f"recorded or changed already; pass {type(other).__name__} here too, or end that first"
-            )
 
 
 @contextmanager

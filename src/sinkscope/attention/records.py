@@ -55,17 +55,7 @@ class Hidden:
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """The inputs of one call of attention.
-
-    Attributes:
-        query, key: after rotation.
-        groups: the weight of each query in the sums of each query group: 1 for members, 0 for others and padding.
-        scale: factor on the scores.
-        mask: [1 or batch, 1 or head, 1 or query, key], boolean (True is visible) or additive.
-        causal: query i sees keys 0…i (upper-left, as torch's sdpa has it); only without a mask.
-        hidden: keys taken away; a query that would lose its last visible key keeps all of them.
-        prefix: constant keys in front.
-    """
+    """The inputs of one call of attention, as `attend` describes them; query and key after rotation."""
 
     query: Float[Tensor, "batch head query dim"]
     key: Float[Tensor, "batch kv_head key dim"]

@@ -41,23 +41,11 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return left @ right if dtype == torch.float32 else (left.to(dtype) @ right.to(dtype)).float()
 
 
-class Workspace:
-    """Memory for the scores of a block, which a CPU allocates slowly, and the last mask with its bias, which the layers
-    of a stack share. It serves one call at a time and grows to the largest block.
-    """
+class KeptBias:
+    """The last mask with its bias, which the layers of a stack share."""
 
     def __init__(self) -> None:
-        self._buffer: Tensor | None = None
         self._bias: tuple[Tensor, int, bool, Bias] | None = None
-
-    def take(self, size: int, device: torch.device) -> Tensor:
-        """Return uninitialised float32 [size]."""
-        if device.type != "cpu":  # its allocator keeps memory anyway
-            return torch.empty(size, device=device, dtype=torch.float32)
-        if self._buffer is None or len(self._buffer) < size:
-            with torch.inference_mode(False):  # else no later call outside of it may write into the buffer
-                self._buffer = torch.empty(size, device="cpu", dtype=torch.float32)
-        return self._buffer[:size]
 
     def bias(self, mask: Tensor, alone: bool) -> Bias:
         """Return `bias_of` a mask; it is computed again only for another mask."""
@@ -86,41 +74,34 @@ def bias_of(mask: Tensor, alone: bool) -> Bias:
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some query heads, the key heads that they share, the keys [batch · kv_head, dim, key] in the dtype of the products,
-    and the values [batch · kv_head, key, value_dim].
-    """
+    """Some query heads, their keys [batch · kv_head, dim, key] and values [batch · kv_head, key, value_dim]."""
 
     heads: slice
-    kv_heads: slice
     keys: Tensor
     values: Tensor
 
 
 class Scores:
-    """The scores of one call, float32, for some heads and a block of queries at a time.
+    """The scores of one call, float32, for some heads and a block of queries at a time."""
 
-    Without a place for them every block allocates memory, as a gradient needs.
-    """
-
-    def __init__(self, inputs: AttentionInputs, place: Workspace | None) -> None:
+    def __init__(self, inputs: AttentionInputs, kept_bias: KeptBias | None) -> None:
         self.dtype = product_dtype(inputs.query.device)
         self.front = Front.of(inputs, self.dtype)
-        self._inputs, self._place = inputs, place
+        self._inputs = inputs
         # Scores rounded to bfloat16 before the softmax would be off by a hundredth and more.
         self._query = inputs.query.to(self.dtype)
         self._keys = inputs.key.to(self.dtype).transpose(-1, -2)
         self._bias, self._blind = None, None
         if inputs.mask is not None:
-            self._bias, self._blind = (bias_of if place is None else place.bias)(inputs.mask, not self.front.count)
-        self.all_see = self._blind is None  # whether every query is known to see a key
+            self._bias, self._blind = (bias_of if kept_bias is None else kept_bias.bias)(
+                inputs.mask, not self.front.count
+            )
 
     def chunk(self, kv_heads: slice) -> Chunk:
         """Return the query heads that share some key heads, with their keys and values."""
         repeat = self._inputs.query.shape[1] // self._inputs.key.shape[1]
         heads = slice(kv_heads.start * repeat, kv_heads.stop * repeat)
-        return Chunk(
-            heads, kv_heads, self._keys[:, kv_heads].flatten(0, 1), self._inputs.value[:, kv_heads].flatten(0, 1)
-        )
+        return Chunk(heads, self._keys[:, kv_heads].flatten(0, 1), self._inputs.value[:, kv_heads].flatten(0, 1))
 
     def block(self, chunk: Chunk, rows: slice) -> Tensor:
         """Return the scores of a block of queries [batch, head, query, key], the constant keys first."""
@@ -146,16 +127,9 @@ class Scores:
     def _products(self, part: Tensor, keys: Tensor) -> Tensor:
         """Return queries times keys, scaled; query heads that share a key head are multiplied together."""
         batch, heads, length, dim = part.shape
-        part, scale = part.reshape(len(keys), -1, dim), self._inputs.scale
-        if self._place is None:
-            return (torch.bmm(part, keys) * scale).float().view(batch, heads, length, -1)
-        memory = self._place.take(batch * heads * length * keys.shape[-1], part.device)
-        scores = memory.view(len(keys), -1, keys.shape[-1])
-        if self.dtype == torch.float32:  # a beta of 0 ignores even NaN in uninitialised memory
-            torch.baddbmm(scores, part, keys, beta=0, alpha=scale, out=scores)
-        else:
-            scores.copy_(torch.bmm(part, keys).mul_(scale))
-        return scores.view(batch, heads, length, -1)
+        part, nothing = part.reshape(len(keys), -1, dim), part.new_zeros(())
+        scores = torch.baddbmm(nothing, part, keys, beta=0, alpha=self._inputs.scale)
+        return scores.float().view(batch, heads, length, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,64 +170,30 @@ def per_head(constant: Tensor, query: Tensor) -> Tensor:
 class Taken:
     """The hidden keys of one call behind ``front`` constant ones. A query that would lose all it sees keeps all."""
 
-    def __init__(self, hidden: Sequence[Hidden], front: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, hidden: Sequence[Hidden], front: int) -> None:
         self._masked = [one for one in hidden if not one.zeroed]
         self._zeroed = [one for one in hidden if one.zeroed]
-        self._front, self._dtype = front, dtype
-        self._kept: Tensor | None = None  # 1 for keys that are kept, where all queries lose the same ones
-        if all(one.queries is None and one.keys.shape[2] == 1 and not one.front for one in hidden):
-            whole = slice(None)
-            masked, _, gone = self._unions(whole, whole)
-            self._kept = (~gone.to(device)).float()
-            self._whole = ~gone.to(device).any(-1, keepdim=True)  # heads that lose nothing
-            self._unmasked = None if masked is None or not self._zeroed else (~masked.to(device)).float()
+        self._front = front
 
-    def values(self, value: Tensor, heads: slice) -> Tensor | None:
-        """Return values [batch, head, key, dim] with those of hidden keys 0; None where queries lose different keys."""
-        if self._kept is None:
-            return None
-        kept = _of_heads(self._kept, heads)[..., self._front :].mT.to(value.dtype)
-        count = kept.shape[1]
-        shared = value if count in (1, value.shape[1]) else value.repeat_interleave(count // value.shape[1], dim=1)
-        return shared * kept
-
-    def quickly(self, weights: Tensor, blind: Tensor | None, heads: slice) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the factors that hiding applies to the weights of a block, 0 for queries that see nothing (``blind``).
-
-        The softmax without a key is the softmax with it, scaled up for the other keys: 1 for kept keys [1 or batch,
-        1 or head, 1, key], a factor per query [batch, head, query, 1], and the share taken away [batch, head, query].
-        None where queries lose different keys or keep too little, and on a GPU, where testing this would wait.
-        """
-        if self._kept is None or weights.is_cuda:
-            return None
-        kept = _of_heads(self._kept, heads)
-        left = product(weights, kept.mT, self._dtype)
-        nothing = 0.0 if blind is None else blind.to(left)
-        left = torch.where(_of_heads(self._whole, heads), 1 - nothing, left)  # losing nothing stays bit-identical
-        if bool((left + nothing < LEAST_KEPT).any()):
-            return None
-        unmasked = left
-        if self._unmasked is not None:
-            unmasked = product(weights, _of_heads(self._unmasked, heads).mT, self._dtype)
-        factor = 1 / (unmasked + nothing) if self._masked else torch.ones_like(left)
-        return kept, factor, (1 - nothing - left).clamp(min=0)[..., 0].detach()
-
-    def exactly(
+    def in_force(
         self, scores: Callable[[], Tensor], weights: Tensor, blind: Tensor | None, heads: slice, rows: slice
     ) -> tuple[Tensor, Tensor]:
         """Return the weights of a block in force, and the share each query loses [batch, head, query].
 
-        They get a second softmax where a query keeps too little, or where some keys are masked and others zeroed.
-        ``scores`` computes the block's scores again; it and this write over ``weights``.
+        The softmax without a key is the softmax with it, scaled up for the other keys. A second softmax is taken where
+        a query keeps too little, where some keys are masked and others zeroed, and on a GPU, where testing this would
+        wait. ``scores`` computes the block's scores again; it and this write over ``weights``.
         """
-        masked, zeroed, gone = self._unions(heads, rows)
+        masked, zeroed = self._union(self._masked, heads, rows), self._union(self._zeroed, heads, rows)
+        gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
+        assert gone is not None
         if (masked is None or zeroed is None) and not weights.is_cuda:
             stays = (~gone).float()  # multiplying is three times as fast as filling in 0
             kept = weights * stays if weights.requires_grad else weights.mul_(stays)
             nothing = weights.new_zeros(()) if blind is None else blind.to(weights)
             # A query that loses nothing stays bit-identical.
             left = torch.where(gone.any(-1, keepdim=True), kept.sum(-1, keepdim=True), 1 - nothing)
-            if not bool((left + nothing < LEAST_KEPT).any()):  # scaled up, as in `quickly`
+            if not bool((left + nothing < LEAST_KEPT).any()):
                 lost = (1 - nothing - left).clamp(min=0)[..., 0].detach()
                 factor = 1 / (left + nothing)
                 return (kept if masked is None else kept * factor if kept.requires_grad else kept.mul_(factor)), lost
@@ -271,13 +211,6 @@ class Taken:
         if zeroed is not None:
             in_force = in_force.masked_fill(zeroed & ~spared, 0.0)
         return in_force, (weights * gone).sum(-1).detach()
-
-    def _unions(self, heads: slice, rows: slice) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Return the keys that a block loses before the softmax, those that it loses after it, and both."""
-        masked, zeroed = self._union(self._masked, heads, rows), self._union(self._zeroed, heads, rows)
-        gone = zeroed if masked is None else masked if zeroed is None else masked | zeroed
-        assert gone is not None
-        return masked, zeroed, gone
 
     def _union(self, hidden: Sequence[Hidden], heads: slice, rows: slice) -> Tensor | None:
         """Return bool [batch, head, query, key] of a block, the constant keys in front included."""

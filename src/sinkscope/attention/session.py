@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sinkscope.attention.call import Call, call_ends, running
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult, Subscriber, Watcher, upload
-from sinkscope.attention.scores import Workspace
+from sinkscope.attention.scores import KeptBias
 from sinkscope.attention.stacks import HeldCache, Stack, StackInput, cached_keys, read_stack_input
 from sinkscope.errors import AttentionError
 
@@ -57,7 +57,7 @@ class Session:
         self.subscribers: list[Subscriber] = []
         self.published = False  # whether a sampler publishes the steps; else they are read from the calls' arguments
         self.calls: list[Call] = []  # that have begun and not ended, innermost last
-        self._workspace = Workspace()
+        self._kept_bias = KeptBias()
         self._part: CallPart | None = None
         self._context: StepContext | None = None
         self._start: GenerationStart | None = None
@@ -103,10 +103,15 @@ class Session:
         self._context = self._tokens = self._given = self._unread = self._last = None
         while self.calls:
             call_ends(self.calls.pop())
-        self._caches, self._workspace = {}, Workspace()
+        self._caches, self._kept_bias = {}, KeptBias()
         if sessions.get(self.network) is self:
             del sessions[self.network]
         self._hooks.close()
+
+    @property
+    def start(self) -> GenerationStart | None:
+        """The start of the running generation."""
+        return self._start if self._in_generation else None
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Begin a generation for all subscribers; a sampler calls this before its first step."""
@@ -177,11 +182,6 @@ class Session:
         self._subscribers_thread = me
         self.subscribers.append(subscriber)
 
-    def catch_up(self, subscriber: Subscriber) -> None:
-        """Pass the start of a generation to a subscriber that has joined in the middle of it."""
-        if self._in_generation and self._start is not None:
-            subscriber.begin_generation(self._start)
-
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
         """Remove a subscriber; a running generation ends for it, unfinished if a sampler publishes it."""
         try:
@@ -209,16 +209,13 @@ class Session:
             )
 
     def begin_call(
-        self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()
+        self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]]
     ) -> Call | None:
         """Return the call that begins, for the attention function; None when there are no subscribers."""
         if not self.subscribers:
             return None
-        read = partial(read_stack_input, arguments, parents)
-        if not self.published:
-            return self.begin_read_call(stack, read())
-        self._unread = read
-        return self.begin_read_call(stack, None)
+        self._unread = partial(read_stack_input, arguments, parents) if self.published else None
+        return self.begin_read_call(stack, None if self.published else read_stack_input(arguments, parents))
 
     def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
         """Return the call that begins, given its arguments as read."""
@@ -237,7 +234,7 @@ class Session:
             prompts if self.published else self._prompts.get(stack.name, prompts),
             inferred=not self.published,
             cache=None if given is None else given.cache,
-            workspace=self._workspace,
+            kept_bias=self._kept_bias,
             part=self._part,
             seeing_ahead=partial(self._correct, stack) if read and self._causal(stack) else None,
         )
@@ -282,19 +279,15 @@ class Session:
                 "meanwhile; networks that bypass transformers' interface cannot be watched"
             )
         if not self.published and not self._unhidden_running and self._context is not None:
-            if given is not None:
-                self._note_cache(self._context, given, made)
+            if given is not None:  # a decoder that only reads its cache (block diffusion) does not change it
+                cache = made if given.cache is None and callable(getattr(made, "get_seq_length", None)) else given.cache
+                held = given.total if cache is None else int(cache.get_seq_length())
+                known = None if cache is None else weakref.ref(cache)
+                lengths = self._context.lengths - (given.total - held)
+                self._caches[self._context.stack or ""] = HeldCache(known, held, lengths, cached_keys(cache))
+                if held == given.total:
+                    self._tokens = self._context.tokens
             self.end_step(None)
-
-    def _note_cache(self, context: StepContext, given: StackInput, made: Any) -> None:
-        """Note the content of the cache; a decoder that only reads it (block diffusion) does not change it."""
-        cache = made if given.cache is None and callable(getattr(made, "get_seq_length", None)) else given.cache
-        held = given.total if cache is None else int(cache.get_seq_length())
-        known = None if cache is None else weakref.ref(cache)
-        lengths = context.lengths - (given.total - held)
-        self._caches[context.stack or ""] = HeldCache(known, held, lengths, cached_keys(cache))
-        if held == given.total:
-            self._tokens = context.tokens
 
     @torch.no_grad()
     def unhidden_pass(self, watcher: Watcher) -> None:
@@ -325,7 +318,11 @@ class Session:
         """Begin the step that the arguments of a call describe: a forward call, or one of a foreign ``generate``."""
         lengths = given.lengths()
         whole = lengths if self._prompt_length is None else lengths.clamp(max=self._prompt_length)
-        self._fresh = self._starts_anew(stack, given)
+        # A call with other rows, an empty cache, or none behind calls with one begins a generation.
+        other = not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch
+        behind = self._causal(stack) and len(self.stacks) == 1 and self._last is not None and self._last.seen > 0
+        empty = stack.name in self._prompts and (given.cache is not None or behind) and given.seen == 0
+        self._fresh = other or empty
         if self._fresh:
             self.end_generation(failed=False)
             self._tokens = None
@@ -355,13 +352,6 @@ class Session:
         self.begin_step(
             StepContext(tokens, masked, lengths, rows, rows, stack.name, self._causal(stack), self._prompts[stack.name])
         )
-
-    def _starts_anew(self, stack: Stack, given: StackInput) -> bool:
-        """Whether a call begins a generation: it has other rows, or an empty cache, or none behind calls with one."""
-        if not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch:
-            return True
-        behind = self._causal(stack) and len(self.stacks) == 1 and self._last is not None and self._last.seen > 0
-        return stack.name in self._prompts and (given.cache is not None or behind) and given.seen == 0
 
 
 def current_session(network: nn.Module) -> Session | None:

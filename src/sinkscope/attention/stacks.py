@@ -125,11 +125,7 @@ class StackInput:
 
 @dataclass(frozen=True, eq=False)
 class HeldCache:
-    """The content of a cache after a call of a stack, without keeping it alive.
-
-    Column sums of a causal network add up over its calls: a cache that was cut, copied, reordered or swapped between
-    them, or other padding, would make them wrong.
-    """
+    """The content of a cache after a call of a stack, without keeping it alive."""
 
     cache: weakref.ref[Any] | None
     tokens: int
@@ -157,10 +153,7 @@ def cached_keys(cache: Any) -> tuple[weakref.ref[Tensor], ...]:
 
 
 def lengths_of(real: Tensor, advice: str) -> Tensor:
-    """Return the number of real tokens of each row, int64 [batch], on the host; this waits for a GPU.
-
-    ``real`` [batch, position] is 0 or False on padding; the advice says what to do about padding on the right.
-    """
+    """Return the number of real tokens of each row, int64 [batch], on the host; this waits for a GPU."""
     real = real.cpu().bool().long()
     falls = real.diff(dim=-1) < 0
     if bool(falls.any()):
@@ -175,10 +168,7 @@ def lengths_of(real: Tensor, advice: str) -> Tensor:
 
 
 def read_stack_input(arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]] = ()) -> StackInput | None:
-    """Return the step that a stack's arguments describe; None where the call has neither tokens nor embeddings.
-
-    ``parents`` are the arguments of the modules around it, the nearest first, which hold ids where it got embeddings.
-    """
+    """Return the step that a stack's arguments describe; None where the call has neither tokens nor embeddings."""
     cache = arguments.get("past_key_values")
     if getattr(cache, "is_compileable", False):
         raise AttentionError("static caches are not modelled; use a DynamicCache")

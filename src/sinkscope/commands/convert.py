@@ -28,11 +28,10 @@ class Convert(Command):
 
     def run(self) -> None:
         from sinkscope.commands.output import note
-        from sinkscope.models import a2d_folder
-        from sinkscope.models.smdm import convert, tokens_without_text
+        from sinkscope.models.converting import convert, convert_to_dllm, tokens_without_text
 
         if self.tokenizer is None and self.file.suffix not in (".pth", ".safetensors"):
-            print(a2d_folder.convert(str(self.file), self.out))
+            print(convert_to_dllm(str(self.file), self.out))
             return
         print(convert(self.file, self.out, tokenizer=self.tokenizer, heads=self.heads))
         if missing := tokens_without_text(self.out):

@@ -65,17 +65,13 @@ def _choose(logits: Tensor, settings: AutoregressiveSettings, sources: list[torc
     if settings.temperature == 0:
         token = logits.argmax(-1)
         return token, torch.softmax(logits, -1).gather(-1, token[:, None]).squeeze(-1)
-    # Of the top_k tokens the least set that reaches top_p.
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
     logits = logits / settings.temperature
-    if 0 < settings.top_k < logits.shape[-1]:
-        least = logits.topk(settings.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+    if settings.top_k:
+        logits = TopKLogitsWarper(settings.top_k)(None, logits)  # type: ignore[arg-type]
     if settings.top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        share = torch.softmax(ordered, dim=-1)
-        beyond = share.cumsum(-1) - share >= settings.top_p
-        beyond[:, 0] = False  # also where top_p is 0 in the type of the logits
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), -torch.inf)
+        logits = TopPLogitsWarper(settings.top_p)(None, logits)  # type: ignore[arg-type]
     probabilities = torch.softmax(logits, dim=-1)
     drawn = [torch.multinomial(row, 1, generator=one)[0] for row, one in zip(probabilities, sources, strict=True)]
     token = torch.stack(drawn)

@@ -157,10 +157,7 @@ def _choose(
     """Return each candidate's token and confidence; ``writing`` are the rows with masks in the block."""
 
     def uniform(*shape: int, dtype: torch.dtype) -> Tensor:
-        """Draw [candidate, …] in the published order: each row for its whole canvas, without its padding, in one call.
-
-        A row that waits for the others of its batch draws nothing, as it would not if it were alone.
-        """
+        """Draw [candidate, …] in the published order: each row for its canvas, without padding, in one call."""
         drawn = []
         for row in range(len(candidates)) if writing is None else writing:
             own = candidates[row, layout.starts[row] :]
@@ -207,10 +204,7 @@ def prompt_by_prompt(
     length: int | None = None,
     ends: Tensor | None = None,
 ) -> Iterator[Step]:
-    """Yield the steps of one prompt after the other, in the coordinates of the batch.
-
-    The canvas has ``length`` positions behind the longest prompt, by default those of the settings.
-    """
+    """Yield the steps of one prompt after the other, in the coordinates of the batch."""
     mask_id = model.card.mask_id
     assert mask_id is not None
     canvas, _ = masked_canvas(batch, settings.length if length is None else length, mask_id)

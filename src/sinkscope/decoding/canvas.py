@@ -39,11 +39,7 @@ class Work:
 
 
 class WorkMeter:
-    """Adds up the work of the rows of a batch; the network is a Llama, Qwen2 or BERT, with or without a sink.
-
-    A row is charged its cost alone: padding, positions that only fill a batch, and calls after it has finished are not
-    counted. Norms, rotations, softmax and sampling are no products, and not counted.
-    """
+    """Adds up the work of the rows of a batch; the network is a Llama, Qwen2 or BERT, with or without a sink."""
 
     def __init__(self, network: Any, rows: int) -> None:
         config = network.config
@@ -53,7 +49,7 @@ class WorkMeter:
         queries, keys = heads * dim, (getattr(config, "num_key_value_heads", None) or heads) * dim
         sink = getattr(network.model, "sink_token", None)
         gated = sink is not None and sink.variant.kind == "gate"
-        token = None if sink is None or sink.variant.kind != "token" or sink.hidden else sink.variant
+        token = None if sink is None or sink.variant.kind != "token" else sink.variant
         self._front = 0 if token is None else token.count  # keys in front of every query
         self._layers = layers  # the following are of one layer
         self._projections = width * (2 * queries + 2 * keys + queries * gated)
@@ -145,9 +141,7 @@ class Batch:
 
 
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
-    """Return prompts padded on the left; `CallError` for none, or where ``length`` more tokens exceed the maximum."""
-    if not prompts:
-        raise CallError("expected at least one prompt, found none")
+    """Return prompts padded on the left; `CallError` where ``length`` more tokens exceed the maximum."""
     width = max(map(len, prompts))
     if width + length > model.card.max_positions:
         raise CallError(

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import Columns, Hider, LayerCall, Watcher, subscribed
-from sinkscope.decoding.caches.keeping import attention_weights
+from sinkscope.decoding.caches.policy import attention_weights
 from sinkscope.decoding.generation import generate
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model, block_length
 from sinkscope.models.any_causal import NAME as ANY_CAUSAL
-from sinkscope.models.families.a2d_family import ENCODER
-from sinkscope.models.layouts import MARK_POSITIONS
+from sinkscope.models.families.basic_family import ENCODER
+from sinkscope.models.family import MARK_POSITIONS
 from sinkscope.models.weights import kept_tensors, stored_shapes
 
 QUESTION = "Q: Sam has 4 apples and buys 5 more. How many apples does Sam have now?\nA:"
@@ -89,12 +89,13 @@ def check_model(model: Model) -> list[Check]:
     positions = (real.cumsum(-1) - 1).clamp(min=0)
     behind = _logits(model, padded, attention_mask=real, position_ids=positions)[:, 5:]
     change, bite, leak = (float((one - logits).abs().max()) for one in (watched, hidden, behind))
-    close = TOLERANCE[_dtype(model)] * largest
+    dtype = next(model.network.parameters()).dtype
+    close = TOLERANCE[dtype] * largest
     every = mapper.layers == model.card.layers
     sums = f"{mapper.layers} layers, {mapper.queries} queries, off by at most {mapper.total:.1e}"
     maps = f"{mapper.layers} maps made again: rows off 1 by at most {mapper.rows:.1e}, columns off theirs by "
     same = max(mapper.rows, mapper.columns) < 1e-3
-    dtype, others = _dtype(model), int((watched.argmax(-1) != logits.argmax(-1)).sum())
+    others = int((watched.argmax(-1) != logits.argmax(-1)).sum())
     difference = (
         f"logits differ by at most {change:.1e}, allowed are {close:.1e} ({TOLERANCE[dtype]:.0e} of the largest, for "
         f"{str(dtype).removeprefix('torch.')}); {others} of {tokens.shape[1]} most probable tokens are others"
@@ -113,10 +114,6 @@ def check_model(model: Model) -> list[Check]:
         Check("padding does not leak", f"logits differ by at most {leak:.1e}", leak < close),
         _round_trip(model, tokens),
     ]
-
-
-def _dtype(model: Model) -> torch.dtype:
-    return next(model.network.parameters()).dtype
 
 
 def _canvas(model: Model) -> Tensor:
@@ -203,10 +200,7 @@ def _rotations(model: Model) -> Check:
 
 
 def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
-    """Return the frequencies of the rotations, float64 [rotated dim / 2]; None for another kind of scaling.
-
-    Source of the llama3 scaling: meta-llama/llama-models, ``apply_scaling``.
-    """
+    """Return float64 [rotated dim / 2] (llama3: meta-llama, ``apply_scaling``); None for other scalings."""
     dim = int(dim * (rope.get("partial_rotary_factor") or 1))
     plain = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     kind = rope.get("rope_type", "default")
@@ -239,10 +233,7 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 
 @torch.no_grad()
 def _reading(model: Model) -> list[Check]:
-    """Check that tokens of a text are more likely where the family reads their logits than one place beside it.
-
-    A network that finds the text no likelier than chance is not told apart, and passes.
-    """
+    """Check that a text is likelier where the family reads its logits than one place beside; at chance it passes."""
     causal, mask_id = model.family.causal, model.card.mask_id
     try:
         question, answer = model.encode(QUESTION), model.tokenize(ANSWER, special=False)

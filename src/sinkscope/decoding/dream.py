@@ -1,4 +1,4 @@
-"""Dream's sampler as a generator of steps, over the whole canvas; token for token and draw for draw the published loop.
+"""The samplers of Dream and Open-dLLM, over the whole canvas; token for token and draw for draw the published loops.
 
 In a published batch all rows share one source and commit one common number of tokens; here a row draws from its own
 seed and does not depend on its neighbours. See docs/quirks.md.
@@ -8,6 +8,13 @@ Quirk: top_p and top_k change confidences, hence the order, also at temperature 
 Quirk: when the probabilities of a step do not add up to 1 within 1e-6, as in bf16, the arg-max is taken, nothing drawn.
 Quirk: with a small alg_temp the softmax underflows at unsure masks; other places may then be drawn, and are masked.
 Quirk: a model may predict the mask token itself; it is committed and stays a mask.
+
+Open-dLLM (pengzhangzhi/Open-dLLM, veomni/models/transformers/qwen2/generation_utils.py) is Dream with another draw of
+places, an end when no mask is left, and p2 (path planning), which chooses the whole answer anew in each step and masks
+its least probable tokens again, fewer in each step. Not modelled: padding in a published batch, prompts with masks.
+
+Quirk: p2 draws a token at every position, of the prompt too, and compares what a written token's place would take now,
+not the token that stands there.
 """
 
 from collections.abc import Iterator
@@ -16,23 +23,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from torch.distributions import constraints
+from torch.nn.functional import pad
 
 from sinkscope.attention import current_session
 from sinkscope.decoding.blocks import prompt_by_prompt, surest
 from sinkscope.decoding.caches.policy import parse_cache
 from sinkscope.decoding.caches.reader import reading
 from sinkscope.decoding.canvas import Batch, Step, WorkMeter, masked_canvas, publishing, row_generators, scattered
-from sinkscope.decoding.projection import project
+from sinkscope.decoding.projection import WholeReader, project, within_top_k, within_top_p
 from sinkscope.decoding.settings import DreamSettings, OpenDLLMSettings
 from sinkscope.models import Model
 
 
 @torch.no_grad()
 def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator[Step]:
-    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing.
-
-    Fast-dLLM's caches give it blocks; see the quirks of `caches.fast_dllm`.
-    """
+    """Writes ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing."""
     own_block = getattr(parse_cache(settings.cache), "block", None)
     if settings.threshold and len(batch.tokens) > 1 and current_session(model.network) is not None:
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: dream_steps(model, one, its))
@@ -124,7 +129,9 @@ def choose(
     """
     if settings.temperature > 0:
         logits = logits / settings.temperature
-    probabilities = torch.softmax(_restrict(logits, settings), dim=-1, dtype=torch.float32 if exact else None)
+    least = torch.finfo(logits.dtype).min
+    logits = within_top_k(within_top_p(logits, settings.top_p, least), settings.top_k, least)
+    probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32 if exact else None)
     sure, token = probabilities.max(dim=-1)
     if settings.temperature > 0:
         rows = zip(probabilities.split(counts), token.split(counts), sources, strict=True)
@@ -149,22 +156,66 @@ def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tenso
     return torch.multinomial(shares, 1, replacement=True, generator=source).squeeze(-1)
 
 
-def _restrict(logits: Tensor, settings: OpenDLLMSettings) -> Tensor:
-    """Keep the least set of tokens that exceeds top_p, then its top_k; the others get the least finite number."""
-    least = torch.finfo(logits.dtype).min
-    if settings.top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        beyond = (torch.softmax(ordered, dim=-1).cumsum(-1) > settings.top_p).roll(1, dims=-1)
-        beyond[:, 0] = False
-        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), least)
-    if settings.top_k > 0:
-        worst = logits.topk(min(settings.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < worst, least)
-    return logits
-
-
 def _places(confidence: Tensor, count: int, settings: DreamSettings, source: torch.Generator) -> Tensor:
     """Which positions of one row are committed; ``confidence`` [position] is −∞ where there is no mask."""
     if settings.alg_temp == 0 or count == 0:
         return confidence.topk(count).indices
     return torch.multinomial(torch.softmax(confidence / settings.alg_temp, dim=-1), count, generator=source)
+
+
+@torch.no_grad()
+def open_dllm_steps(model: Model, batch: Batch, settings: OpenDLLMSettings) -> Iterator[Step]:
+    """Write ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing."""
+    mask_id = model.card.mask_id
+    assert mask_id is not None
+    canvas, layout = masked_canvas(batch, settings.length, mask_id)
+    sources = row_generators(settings.seed, len(canvas), canvas.device)
+    shares = commit_shares(settings.steps, settings.eps, canvas.device)
+    meter, answer = WorkMeter(model.network, len(canvas)), canvas == mask_id
+    reader, real = WholeReader(model, layout, meter), pad(batch.real, (0, settings.length), value=True)
+    with publishing(model, batch, settings) as publisher:
+        for number, share in enumerate(shares):
+            masked = places = canvas == mask_id
+            counts = masked.sum(-1).tolist()
+            writing = [row for row, count in enumerate(counts) if count]
+            if not writing:
+                return
+            if settings.algorithm == "origin":
+                places = masks_by_chance(masked, counts, share, sources)
+            elif settings.algorithm == "p2":
+                places = real & masked.any(-1, keepdim=True)
+            sizes, candidates = places.sum(-1).tolist(), places & masked
+            publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
+            meter.add_words(places)
+            hidden = reader.read(canvas, writing, publisher.listened)
+            logits = project(model, hidden, places, layout, most=sum(sizes))
+            token, sure = choose(logits, sizes, settings, sources, exact=True)
+            predicted, confidence = scattered(places, token, sure)
+            predicted = predicted.masked_fill(~candidates, -1)
+            written = predicted.clone()
+            if settings.algorithm == "p2":
+                uncertain = confidence.masked_fill(~answer, torch.inf)
+                again = int(torch.tensor(float(settings.length)) * (1 - (number + 1) / settings.steps))
+                for row in writing:  # of the whole row, as published, where ties are sorted in another order
+                    first = layout.starts[row]
+                    worst = first + uncertain[row, first:].argsort()[:again]
+                    written[row, worst] = torch.where(masked[row, worst], -1, mask_id)
+            elif settings.algorithm != "origin":
+                written.fill_(-1)
+                commits = (torch.tensor(counts, device="cpu").float() * share).int().tolist()
+                for row in writing:
+                    first = layout.starts[row]
+                    chosen = first + _gumbel_places(confidence[row, first:], commits[row], settings, sources[row])
+                    written[row, chosen] = predicted[row, chosen]
+            canvas = torch.where(written >= 0, written, canvas)
+            shown = confidence.float().masked_fill(~candidates, torch.nan)
+            publisher.after(written, predicted, shown)
+            yield Step(number, canvas, written, shown, meter)
+
+
+def _gumbel_places(confidence: Tensor, count: int, settings: OpenDLLMSettings, source: torch.Generator) -> Tensor:
+    """Return which positions of a row are committed; ``confidence`` [position] is −∞ where there is no mask."""
+    if settings.alg_temp and count:
+        drawn = torch.rand(confidence.shape, device=confidence.device, generator=source).clamp(min=1e-20, max=1 - 1e-20)
+        confidence = confidence / settings.alg_temp - (-drawn.log()).log()
+    return confidence.topk(count).indices

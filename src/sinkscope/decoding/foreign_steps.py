@@ -49,18 +49,13 @@ class ForeignSteps:
         if before is None or not self._running:
             raise CallError("committed: expected a call of the network before it; call it once after each step")
         after = torch.as_tensor(canvas)[:, : before.shape[1]].to(before)
-        if after.shape != before.shape:
-            raise CallError(f"canvas: expected at least {list(before.shape)} token ids, found {list(after.shape)}")
         self._check_prompt(after, "pass the canvas of the step that the network has just read")
         self._finish(after)
         self._committed = after.clone()
 
     def callback(self, pipeline: Any, step: int, timestep: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Publish a step of a diffusers pipeline; pass this method as ``callback_on_step_end``."""
-        canvas = next((tensors[name] for name in ("block_x", "canvas") if name in tensors), None)
-        if canvas is None:
-            raise CallError(f"callback: expected block_x or canvas from the pipeline, found {', '.join(tensors)}")
-        self.committed(canvas)
+        self.committed(tensors["block_x"] if "block_x" in tensors else tensors["canvas"])
         return {}
 
     def before_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -84,9 +79,7 @@ class ForeignSteps:
         mask, masked = given.get("attention_mask"), canvas == self.mask_id
         lengths = torch.full((len(canvas),), canvas.shape[1], device="cpu")
         if isinstance(mask, Tensor) and mask.shape == canvas.shape:
-            lengths = lengths_of(
-                mask, "set tokenizer.padding_side = 'left'; in a pipeline of blocks, fill whole blocks"
-            )
+            lengths = lengths_of(mask, "set tokenizer.padding_side = 'left'; fill whole blocks")
         starts = canvas.shape[1] - lengths.to(canvas.device)[:, None]
         real = torch.arange(canvas.shape[1], device=canvas.device) >= starts
         if self._session is None:

@@ -192,10 +192,7 @@ def _score(
 
 @torch.no_grad()
 def nats_behind(model: Model, window: Sequence[int], context: int) -> float:
-    """Return minus log p of a window's tokens behind its context under a causal model, in nats.
-
-    It reads the two in two calls: rules that follow the step before hide keys of the context from the rest's queries.
-    """
+    """Return minus log p of a window's tokens behind its context under a causal model, in nats."""
     ids, cache = torch.tensor([list(window)], device=model.device), whole_cache(model.network)
     with _canvases_of_their_own(model, context):
         first = model.logits(ids[:, :context], 1, past_key_values=cache, use_cache=True)
@@ -240,8 +237,6 @@ def check_likelihood(
     """Raise CallError for an argument of `log_likelihood` that does not fit a model of this family and name."""
     if method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")
-    if samples < 1:
-        raise CallError(f"samples: expected a whole number from 1 upwards, found {samples}")
     if not 0 <= guidance < math.inf:
         raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance}")
     if guidance > 0 and family.causal:

@@ -72,11 +72,7 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
 
 
 class Remaining:
-    """An upper bound on the number of candidates of a canvas, while a block is written and they only get fewer.
-
-    On a GPU a count would wait for all queued work. If ``late``, the count of the previous step is used there; a few
-    rows too many are projected and dropped.
-    """
+    """An upper bound on the number of candidates of a canvas, while a block is written and they only get fewer."""
 
     def __init__(self, late: bool) -> None:
         self._late = late
@@ -118,6 +114,23 @@ def project(
     return check_finite(logits[:most].to(chosen.device))
 
 
+def within_top_p(logits: Tensor, top_p: float, others: float = -math.inf) -> Tensor:
+    """Return logits of which the least set of tokens that exceeds ``top_p`` stays, and the others are one number."""
+    if top_p >= 1:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True)
+    beyond = (torch.softmax(ordered, dim=-1).cumsum(-1) > top_p).roll(1, dims=-1)
+    beyond[:, 0] = False
+    return logits.masked_fill(torch.zeros_like(beyond).scatter(-1, order, beyond), others)
+
+
+def within_top_k(logits: Tensor, top_k: int, others: float = -math.inf) -> Tensor:
+    """Return logits of which the ``top_k`` largest stay, all for 0, and the others are one number."""
+    if not top_k:
+        return logits
+    return logits.masked_fill(logits < logits.topk(min(top_k, logits.shape[-1]), dim=-1).values[:, -1:], others)
+
+
 class WholeReader:
     """Computes all positions in every step; readers with a cache are subclasses."""
 
@@ -139,10 +152,7 @@ class WholeReader:
         return None
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
-        """Return hidden states [row of the inputs, position, width] of canvases, with guidance twice.
-
-        Only ``rows`` that are still being written are computed, unless somebody watches the batch ``together``.
-        """
+        """Return hidden states [row of the inputs, position, width] of canvases, with guidance twice."""
         count = len(self._lengths)
         copies, rows = len(inputs) // count, range(count) if rows is None else rows
         for row in rows:

@@ -258,7 +258,7 @@ class SDARSettings(BlockDiffusionSettings):
 
     remasking: Literal["dynamic", "static", "sequential"] = "dynamic"  # type: ignore[misc]
 
-    replaces: ClassVar = True  # see the first quirk of `sdar`
+    replaces: ClassVar = True  # see the first quirk of `block_diffusion`
 
 
 @dataclass(frozen=True)
@@ -315,17 +315,18 @@ class AutoregressiveSettings(Settings):
     seed: int = 0
 
 
-SHIPPED: dict[str, type[Settings]] = {
-    "llada": LLaDASettings,
-    "mmada": MMaDASettings,
-    "dream": DreamSettings,
-    "open_dllm": OpenDLLMSettings,
-    "sdar": SDARSettings,
-    "llada2": LLaDA2Settings,
-    "fast_dllm_v2": FastDLLMv2Settings,
-    "a2d": A2DSettings,
-    "autoregressive": AutoregressiveSettings,
+SHIPPED: dict[str, tuple[str, type[Settings]]] = {
+    "llada": ("blocks", LLaDASettings),
+    "mmada": ("blocks", MMaDASettings),
+    "dream": ("dream", DreamSettings),
+    "open_dllm": ("dream", OpenDLLMSettings),
+    "sdar": ("block_diffusion", SDARSettings),
+    "llada2": ("block_diffusion", LLaDA2Settings),
+    "fast_dllm_v2": ("block_diffusion", FastDLLMv2Settings),
+    "a2d": ("block_diffusion", A2DSettings),
+    "autoregressive": ("autoregressive", AutoregressiveSettings),
 }
+"""The module and the settings of each sampler; that of an installed package is in a module of its own name."""
 
 OTHER_NAMES = {
     "max_new_tokens": "length",
@@ -346,14 +347,14 @@ OTHER_NAMES = {
 
 
 def find_sampler(name: str) -> Callable[..., Any]:
-    """Return the function that writes, one step at a time: ``NAME_steps(model, batch, settings)`` in NAME.py here."""
-    module = {"llada": "blocks", "mmada": "blocks", "llada2": "sdar"}.get(name, name)
+    """Return the function that writes, one step at a time: ``NAME_steps(model, batch, settings)``."""
+    module = SHIPPED[name][0] if name in SHIPPED else name
     return getattr(import_module(f"sinkscope.decoding.{module}"), f"{name}_steps")
 
 
 def settings_of(sampler: str) -> type[Settings]:
     """Return the class of a sampler's settings, which its function names."""
-    return SHIPPED[sampler] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
+    return SHIPPED[sampler][1] if sampler in SHIPPED else get_type_hints(find_sampler(sampler))["settings"]
 
 
 def all_settings() -> dict[str, type[Settings]]:

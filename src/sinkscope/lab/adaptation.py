@@ -20,9 +20,8 @@ from torch import Tensor
 from sinkscope.errors import CallError
 from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.models import Model, load
-from sinkscope.models.adapters import BASE_HASH, CONFIG
-from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from sinkscope.models.layouts import MARK
+from sinkscope.models.family import MARK
+from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATES = (0.15, 0.5, 0.85)
@@ -198,8 +197,11 @@ def save_adapter(network: Any, base: str, folder: Path) -> None:
     stored = {f"base_model.model.{name}": one.detach().to("cpu", torch.bfloat16) for name, one in tensors.items()}
     save_file({name: one.contiguous() for name, one in stored.items()}, folder / ADAPTER_WEIGHTS)
     network.peft_config["default"].save_pretrained(folder)
-    adapter = json.loads((folder / CONFIG).read_text()) | {"base_model_name_or_path": base, "inference_mode": True}
-    (folder / CONFIG).write_text(json.dumps(adapter, indent=2))
+    adapter = json.loads((folder / ADAPTER_CONFIG).read_text()) | {
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(adapter, indent=2))
     dropped = ("_name_or_path", "quantization_config", "transformers_version")
     config = {key: one for key, one in network.config.to_dict().items() if key not in dropped}
     config["architectures"] = [type(network).__name__]

@@ -20,7 +20,7 @@ from sinkscope.lab.canvases import PROMPT
 from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.starting_network import build_network, source_of
 from sinkscope.lab.texts import Corpus, Texts
-from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from sinkscope.models.folders import ADAPTER_WEIGHTS
 from sinkscope.runs import files
 from sinkscope.runs.folder import differences, names_in
 

@@ -14,7 +14,7 @@ from sinkscope.lab.recipes import Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token, load
-from sinkscope.models.layouts import MARK, MARK_POSITIONS
+from sinkscope.models.family import MARK, MARK_POSITIONS
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import variant_of
 

@@ -1,6 +1,4 @@
-"""Models: families as data, loading, and what a loaded model is. The names are in ``__init__.pyi``; they are imported
-when first used.
-"""
+"""Models: families as data, and loading; names in ``__init__.pyi`` are imported when first used."""
 
 from sinkscope.lazy_names import attach
 

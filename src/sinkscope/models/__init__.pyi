@@ -12,6 +12,6 @@ from .folders import (
 )
 from .loading import describe as describe, identify as identify, load as load
 from .model import Model as Model, ModelCard as ModelCard, expect_model as expect_model
-from .recognition import recognise as recognise
+from .conversion import recognise as recognise
 from .sink_network import add_sink_token as add_sink_token
 from .sink_token import SinkToken as SinkToken

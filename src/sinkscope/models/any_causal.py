@@ -1,6 +1,5 @@
 """Any causal model of transformers, by its own config class and network; nothing of it is translated."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from functools import lru_cache
@@ -10,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from sinkscope.errors import CallError, ModelError, first_line
-from sinkscope.models.layouts import STOCK
+from sinkscope.models.family import STOCK
 
 NAME = "transformers"
 """Name of the family."""
@@ -26,9 +25,8 @@ def causal_networks(model_type: Any) -> tuple[str, ...]:
 
 
 def is_any_causal(config: Mapping[str, Any]) -> bool:
-    """Return whether transformers has a causal network for a config.json, which is none of the stock ones.
-
-    An encoder such as BERT looks back only where its config.json says ``is_decoder``.
+    """Return whether transformers has a causal network for a config.json; an encoder such as BERT is one of those where
+    it says ``is_decoder``.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
 
@@ -39,17 +37,8 @@ def is_any_causal(config: Mapping[str, Any]) -> bool:
     return bool(names) and model_type not in STOCK and causal and set(given) <= set(names)
 
 
-def network_name(config: Mapping[str, Any]) -> str:
-    """Return the class in transformers that computes a config.json."""
-    return (config.get("architectures") or causal_networks(config["model_type"]))[0]
-
-
 def config_of(fields: Mapping[str, Any], where: str) -> Any:
-    """Return the transformers config of a config.json.
-
-    Raises:
-        ModelError: transformers refuses a value.
-    """
+    """Return the transformers config of a config.json; raise ModelError where transformers refuses a value."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 
@@ -70,18 +59,9 @@ def unread_keys(fields: Mapping[str, Any], config: Any) -> tuple[str, ...]:
     return tuple(key for key in fields if key not in known)
 
 
-def read_gguf_config(path: Path) -> dict[str, Any]:
-    """Return the config.json that transformers reads from a GGUF file.
-
-    Raises:
-        CallError: the package gguf is not installed.
-        ModelError: a kind that transformers cannot read.
-    """
-    return dict(_gguf_config(path, path.stat().st_mtime_ns))
-
-
 @lru_cache(maxsize=4)
-def _gguf_config(path: Path, changed: int) -> dict[str, Any]:
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """Return the config.json that transformers reads from a GGUF file."""
     from transformers import AutoConfig
 
     with reading_gguf(path):
@@ -104,12 +84,7 @@ def _reader(path: Any) -> Any:
 
 @contextmanager
 def reading_gguf(path: Path) -> Iterator[None]:
-    """Raise what transformers says of a GGUF file in the body as an error of ours, and keep its progress bar away.
-
-    Raises:
-        CallError: the package gguf is not installed.
-        ModelError: anything else.
-    """
+    """Raise what transformers says of a GGUF file in the body as an error of ours, and keep its progress bar away."""
     try:
         import gguf
 
@@ -120,15 +95,3 @@ def reading_gguf(path: Path) -> Iterator[None]:
         raise CallError("a .gguf file needs the package gguf: pip install 'sinkscope[gguf]'") from error
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
         raise ModelError(f"{path}: transformers cannot read this GGUF file ({first_line(error)})") from error
-
-
-def forget_quantiser(network: Any) -> None:
-    """Take away what marks a network as quantised: its weights were dequantised when they were read."""
-    network.hf_quantizer, network.is_quantized = None, False
-    del network.config.quantization_config
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

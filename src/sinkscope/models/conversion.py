@@ -1,4 +1,4 @@
-"""A published config.json and published tensor names, translated to those of transformers' Llama and Qwen2.
+"""The family to which a config.json belongs; its keys and tensor names, translated to those of transformers' networks.
 
 For model types that transformers knows, transformers decides: a key that its config class ignores has no effect. For
 the types that are translated here, an unknown key may change the network, unless its value switches nothing on; all
@@ -6,18 +6,132 @@ such keys are refused together.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
+from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import ModelError
 from sinkscope.models import any_causal
-from sinkscope.models.families.a2d_family import ENCODER, ENCODERS
-from sinkscope.models.family import Family
-from sinkscope.models.layouts import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Layout
+from sinkscope.models.families import FAMILIES
+from sinkscope.models.families.basic_family import ENCODER, ENCODERS
+from sinkscope.models.families.qwen_family import OPEN_DLLM
+from sinkscope.models.family import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Family, Layout
+from sinkscope.models.folders import OWN_NETWORK
+from sinkscope.runs.files import read_json_object
 
-_ORIGINAL = "original_max_position_embeddings"
+A2D = "a2d-"
+"""What dllm puts in front of the model_type of the model that was adapted."""
+OPEN_DLLM_CODE = "modeling_qwen2.Qwen2ForCausalLM"
+"""What ``auto_map`` names in Open-dLLM's folders; nothing else in their config.json tells them from a causal Qwen2."""
+
+
+def recognise(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a ``config.json`` in the folder ``where``; raise ModelError for another network."""
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            f"{where}: expected plain weights, found quantization_config in its config.json; convert them to bf16 first"
+        )
+    model_type, found = config.get("model_type"), config.get("architectures") or []
+    if model_type in STOCK:
+        return _stock_family(config, where)
+    published = [family for family in FAMILIES.values() if family.layout is not None]
+    claiming = [family for family in published if family.claims is not None and family.claims(config)]
+    for family in [*claiming, *(family for family in published if model_type in family.model_types)]:
+        _check_architecture(config, where, family.architectures)
+        return family
+    if is_encoder(config) and config.get("mask_token_id") is not None:
+        return ENCODER
+    if any_causal.is_any_causal(config):
+        return FAMILIES[any_causal.NAME]
+    names = ", ".join(name for family in published for name in family.model_types if name not in STOCK)
+    code = " Its config.json names remote code (auto_map), which sinkscope never runs." if "auto_map" in config else ""
+    raise ModelError(
+        f"{where}/config.json: expected a causal model of transformers, model_type {names}, "
+        f"{' or '.join(ENCODERS)} for masked tokens with a mask in the tokenizer, or {' or '.join(STOCK)} with "
+        f"is_causal false and a mask_token_id; found model_type {model_type!r}, is_causal "
+        f"{config.get('is_causal', True)}, architectures {found or None}.{code} "
+        f"{OWN_NETWORK[0].upper()}{OWN_NETWORK[1:]}"
+    )
+
+
+def _check_architecture(config: Mapping[str, Any], where: str, allowed: Sequence[str]) -> None:
+    found = config.get("architectures") or []
+    if not set(found) <= set(allowed):
+        raise ModelError(
+            f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type "
+            f"{config.get('model_type')!r}, found {found}; another network; sinkscope never runs remote code"
+        )
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of an encoder which predicts masked tokens."""
+    network = ENCODERS.get(str(config.get("model_type")))
+    return network is not None and not config.get("is_decoder") and set(config.get("architectures") or []) <= {network}
+
+
+def in_stock_terms(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a config.json of dllm's A2D models as that of a bidirectional stock network, that of Open-dLLM or of an
+    encoder with the mask token that its tokenizer names; any other as it is.
+    """
+    if is_encoder(config):
+        return {"mask_token_id": _mask_of_tokenizer(folder, ENCODER.mask_text), **config}
+    if config.get("model_type") == "qwen2" and OPEN_DLLM_CODE in (config.get("auto_map") or {}).values():
+        mask = config.get("mask_token_id", _mask_of_tokenizer(folder))
+        return {**config, "is_causal": False, MARK: OPEN_DLLM.name, "mask_token_id": mask}
+    body = str(config.get("model_type")).removeprefix(A2D)
+    if body == config.get("model_type") or body not in STOCK:
+        return dict(config)
+    _check_architecture(config, str(folder), (architecture_of(body),))
+    stock = {key: value for key, value in config.items() if key not in ("auto_map", "architectures")}
+    mask = config.get("mask_token_id", _mask_of_tokenizer(folder))
+    if mask is None:
+        raise ModelError(f"{folder}: expected the mask token in mask_token of tokenizer_config.json, found none")
+    return stock | {"model_type": body, "is_causal": False, MARK: "a2d", "mask_token_id": mask}
+
+
+def architecture_of(body: str) -> str:
+    """Return dllm's name of the network that it adapted."""
+    return f"A2D{BODIES[body][1].removesuffix('ForCausalLM')}LMHeadModel"
+
+
+def _mask_of_tokenizer(folder: Path, usual: str | None = None) -> int | None:
+    """Return the mask token that the tokenizer in a folder names, else the one with the usual text."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists() and (folder / "tokenizer.json").exists():
+            named = read_json_object(folder / name, ModelError, "fetch the file again").get("mask_token", usual)
+            text = named.get("content") if isinstance(named, dict) else named
+            core = read_json_object(folder / "tokenizer.json", ModelError, "fetch the file again")
+            for one in core.get("added_tokens", []):
+                if text is not None and one["content"] == text:
+                    return int(one["id"])
+    return None
+
+
+def _stock_family(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a folder in transformers' own layout: a causal model, the lab's, or one saved again."""
+    model_type, causal = config["model_type"], config.get("is_causal", True)
+    marked = FAMILIES.get(str(config.get(MARK)))
+    allowed = [BODIES[model_type][1]]
+    if model_type == "llama" and config.get(MARK_POSITIONS):
+        allowed = ["LearnedPositionsLlama"]
+    elif marked is not None and marked.network is not None:
+        allowed = [marked.network.partition(":")[2]]
+    elif model_type == "llama" and MARK in config:  # saved again by transformers
+        allowed += ["FullPrecisionLlama"]
+    _check_architecture(config, where, allowed)
+    claiming = [one.name for one in FAMILIES.values() if one.causal == causal and model_type in one.model_types]
+    if causal is True:
+        return FAMILIES[claiming[0]]
+    known = [family.name for family in FAMILIES.values() if not family.causal]
+    name = config.get(MARK, claiming[0] if claiming else None)
+    if causal is not False or name not in known:
+        raise ModelError(
+            f"{where}/config.json: expected {MARK} to be one of {', '.join(known)} in a bidirectional {model_type}, "
+            f"found {name!r} with model_type {model_type!r}, is_causal {causal}"
+        )
+    return FAMILIES[name]
 
 
 @dataclass(frozen=True)
@@ -36,18 +150,15 @@ class Converted:
 
 
 def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Converted:
-    """Return the ``config.json`` of the folder ``where`` in transformers' terms.
-
-    Raises:
-        ModelError: an unknown key that may change the network, or a value of another network.
-    """
+    """Return a ``config.json`` of the folder ``where`` in transformers' terms; raise ModelError for other networks."""
     eos = config.get("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     if family.name == any_causal.NAME:
-        network, made = f"transformers:{any_causal.network_name(config)}", any_causal.config_of(config, where)
-        return Converted(None, network, config, None, eos_ids, any_causal.unread_keys(config, made))
+        name = (config.get("architectures") or any_causal.causal_networks(config["model_type"]))[0]
+        unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
+        return Converted(None, f"transformers:{name}", config, None, eos_ids, unread)
     if family.name == ENCODER.name:  # dllm ends its answers by the tokenizer
-        network, mask_id = f"sinkscope.models.encoders:{ENCODERS[config['model_type']]}", config["mask_token_id"]
+        network, mask_id = f"sinkscope.models.networks:{ENCODERS[config['model_type']]}", config["mask_token_id"]
         unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
         return Converted(None, network, config, mask_id, (), tuple(key for key in unread if key != "mask_token_id"))
     layout = STOCK.get(str(config.get("model_type")), family.layout)
@@ -66,26 +177,14 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     for key, name in layout.numbers.items():
         if config.get(key) is None and key in layout.optional:
             continue
-        if not isinstance(config.get(key), int | float) or not config[key] > 0:
-            raise ModelError(f"{file}: {key}: expected a number above 0, found {config.get(key)!r}")
         fields[name] = float(config[key])
     for key, name in layout.flags.items():
-        if fields.setdefault(name, config.get(key)) != config.get(key) and key in config:
-            raise ModelError(f"{file}: {key}: expected {fields[name]} as the keys before it say, found {config[key]}")
-        if fields[name] is None:
-            del fields[name]
+        if config.get(key) is not None:
+            fields.setdefault(name, config[key])
     if layout.body in ("qwen3_moe", "glm4_moe"):  # transformers would take 128
         fields.setdefault("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
     unread = _unread_keys(config, layout, fields, file)
     fields["rope_parameters"] = _rope(fields, file)
-    for key in ("mask_token_id", "bos_token_id", "eos_token_id"):
-        found = config.get(key) if key in layout.tokens else None
-        for one in found if isinstance(found, list) else [] if found is None else [found]:
-            if type(one) is not int or not 0 <= one < fields["vocab_size"]:
-                rows = fields["vocab_size"]
-                raise ModelError(
-                    f"{file}: {key}: expected the id of one of the {rows} rows of its vocabulary, found {one!r}"
-                )
     fields |= {key: config.get(key) for key in ("bos_token_id", "eos_token_id")}
     fields["pad_token_id"] = None  # sinkscope pads with EOS behind a mask; transformers would freeze that embedding
     full_precision = config.get(layout.full_precision_rotary or MARK_ROTARY, layout.full_precision_rotary is not None)
@@ -116,10 +215,8 @@ def known_keys(layout: Layout) -> set[str]:
 
 
 def _unread_keys(config: Mapping[str, Any], layout: Layout, fields: Mapping[str, Any], file: str) -> tuple[str, ...]:
-    """Return the keys that the network does not read; raise ModelError for all that would make it another network.
-
-    Of the keys that a published layout does not know, those are unread whose value switches nothing on, or repeats a
-    field of transformers' config.
+    """Return the keys that the network does not read, as their value switches nothing on or repeats a field; raise
+    ModelError for all that would make it another network.
     """
     wrong = []
     for key, rule in layout.fixed.items():
@@ -159,14 +256,16 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
     base = float(record.pop("rope_theta", theta) or 10000.0)
     kinds = {record.pop(key) for key in ("rope_type", "type") if key in record} or {None if record else "default"}
     kind = kinds.pop()
-    if kinds or kind not in ROPE_TYPES:
-        name = "rope_scaling" if parameters is None else "rope_parameters"
-        found = repr(parameters or scaling)
-        raise ModelError(f"{file}: {name}: rope_type: expected one of {', '.join(ROPE_TYPES)}, found {found}")
-    if record.pop("partial_rotary_factor", None) not in (None, 1):
-        raise ModelError(f"{file}: partial_rotary_factor: expected 1 in the record of rotations, found another")
+    if kinds or kind not in ROPE_TYPES or record.pop("partial_rotary_factor", None) not in (None, 1):
+        name, known = "rope_scaling" if parameters is None else "rope_parameters", ", ".join(ROPE_TYPES)
+        raise ModelError(
+            f"{file}: {name}: expected a rope_type of {known} and whole heads, found {parameters or scaling!r}"
+        )
     record.pop("finetuned", None)
-    numbers = {key: float(value) if type(value) is int and key != _ORIGINAL else value for key, value in record.items()}
+    numbers = {
+        key: float(value) if type(value) is int and key != "original_max_position_embeddings" else value
+        for key, value in record.items()
+    }
     return {"rope_theta": base, "rope_type": kind} | {key: one for key, one in numbers.items() if one is not None}
 
 
@@ -176,10 +275,3 @@ def tensor_renamings(layout: Layout) -> dict[str, str]:
         "^" + re.escape(theirs).replace(re.escape("{N}"), r"(\d+)"): ours.replace("{N}", r"\1")
         for theirs, ours in layout.tensors.items()
     }
-
-
-def rename_tensor(name: str, names: Mapping[str, str]) -> str:
-    """Return the other name of a tensor, or its own; ``{N}`` in the names stands for the number of a layer."""
-    number = re.search(r"\.(\d+)\.", name)
-    pattern = name if number is None else name[: number.start(1)] + "{N}" + name[number.end(1) :]
-    return names.get(pattern, name).replace("{N}", number[1] if number else "")

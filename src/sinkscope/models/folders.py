@@ -6,7 +6,6 @@ Of a checkpoint on the hub the small files are fetched first, so that a wrong mo
 import difflib
 import importlib.util
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, ModelError
-from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from sinkscope.models.adapters import base_name, is_adapter
-from sinkscope.models.any_causal import GGUF, read_gguf_config, sha256_of
+from sinkscope.models.any_causal import GGUF, read_gguf_config
 from sinkscope.models.weights import SINGLE, index_files, listing
 from sinkscope.progress import counting_bar, show_progress
-from sinkscope.runs.files import read_json_object
+from sinkscope.runs.files import read_json_object, sha256_of
 
 BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted", "smollm2-diffusion")
 SPECIMENS = tuple(
@@ -36,7 +33,22 @@ OWN_NETWORK = "any other network that you have in Python can be recorded as it i
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
 """config.json, the index of the weights, and the files of tokenizers."""
 MB = 10**6
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE_HASH = "sinkscope_base"
+"""Key of config.json beside an adapter: `ModelCard.weight_hash` of the base that it was trained on."""
 _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter."""
+    return (folder / ADAPTER_CONFIG).exists()
+
+
+def base_name(folder: Path) -> str:
+    """Return the name of the model that an adapter changes, as `load` takes it."""
+    name = read_json_object(folder / ADAPTER_CONFIG, ModelError, "fetch the file again")["base_model_name_or_path"]
+    beside = folder / name
+    return str(beside) if beside.exists() and not Path(name).exists() else name
 
 
 def bundled_folder(name: str) -> Path:
@@ -109,12 +121,7 @@ def smollm2_file() -> Path | None:
 
 def weight_folder(path: Path) -> Path:
     """Return where the whole weights of a checkpoint are: the base of an adapter, else the path itself."""
-    if not is_adapter(path):
-        return path
-    base = find_folder(base_name(path))
-    if is_adapter(base):
-        raise ModelError(f"{path}: its base {base} is an adapter itself; merge that one into its model first")
-    return base
+    return find_folder(base_name(path)) if is_adapter(path) else path
 
 
 def tokenizer_folder(path: Path) -> Path:
@@ -172,9 +179,7 @@ def fetch_weights(name: str, folder: Path) -> None:
             f"{name}: expected weights in {', '.join(absent[:4])}, found none in the repository; sinkscope reads "
             "safetensors only, no pickles, which can run code: convert them first"
         )
-    total, free = sum(sizes[file] for file in lacking), shutil.disk_usage(folder).free
-    if total > free:
-        raise ModelError(f"{name}: expected room for {total / MB:,.1f} MB in {cache}, found {free / MB:,.1f} MB")
+    total = sum(sizes[file] for file in lacking)
     count = f"{len(lacking)} of {len(wanted)} files" if len(wanted) > 1 else SINGLE
     print(f"{name} at {commit[:8]}: fetching {count}, {total / MB:,.1f} MB, into {cache}", file=sys.stderr, flush=True)
     with show_progress(-(-total // MB), f"fetching {name}", "MB") as progress, _hub_errors(name):

@@ -26,16 +26,7 @@ EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", 
 
 @own_defaults()
 def fold(name: str, out: Path) -> Path:
-    """Write a copy of a model whose sink tokens are constants, and return its folder.
-
-    Args:
-        name: a bundled name, a folder or a hub id, as `load` takes them.
-        out: a new or empty folder.
-
-    Raises:
-        CallError: the model has no trained sink token, or a folded one, or the folder holds something.
-        ModelError: the model cannot be loaded.
-    """
+    """Write a copy of a model whose sink tokens are constants, and return its folder; ``name`` is as for `load`."""
     from safetensors.torch import load_file, save
 
     with new_folder(out, ModelError, "the folded model", "config.json") as place:
@@ -66,11 +57,10 @@ def fold(name: str, out: Path) -> Path:
 
 
 def _foldable(network: Any, name: str) -> SinkToken:
-    if getattr(network.config, KEY, None) is None:
-        raise CallError(f"{name}: expected a model with a sink token, found one without; there is nothing to fold")
-    variant: SinkToken = network.model.sink_token.variant
-    if variant.kind != "token" or variant.folded:
-        raise CallError(f"{name}: expected a sink token that can be folded, found {variant.name!r}")
+    variant: SinkToken | None = getattr(getattr(network.model, "sink_token", None), "variant", None)
+    if variant is None or variant.kind != "token" or variant.folded:
+        found = "none" if variant is None else repr(variant.name)
+        raise CallError(f"{name}: expected a sink token that can be folded, found {found}")
     if not network.model.sink_token.trained:
         found = f"{variant.name!r} with its initial values of seed {variant.seed}"
         raise CallError(f"{name}: expected a trained sink token, found {found}; train the model first")

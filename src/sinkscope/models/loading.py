@@ -5,6 +5,7 @@ tensor must be a parameter of the network and the reverse.
 """
 
 import hashlib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,16 +17,19 @@ import torch
 
 from sinkscope.errors import CallError, ModelError, first_line
 from sinkscope.models import folders, weights
-from sinkscope.models.adapters import BASE_HASH, merge
-from sinkscope.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
-from sinkscope.models.any_causal import GGUF, config_of, forget_quantiser, reading_gguf
-from sinkscope.models.conversion import Converted, completed, convert_config, rename_tensor, tensor_renamings
+from sinkscope.models.any_causal import GGUF, config_of, reading_gguf
+from sinkscope.models.conversion import (
+    Converted,
+    completed,
+    convert_config,
+    in_stock_terms,
+    recognise,
+    tensor_renamings,
+)
 from sinkscope.models.devices import find_device
-from sinkscope.models.family import Family
+from sinkscope.models.family import BODIES, MARK, STOCK, Family
 from sinkscope.models.fingerprints import hash_stored, note_loaded
-from sinkscope.models.layouts import BODIES, MARK, STOCK
 from sinkscope.models.model import Model, ModelCard
-from sinkscope.models.recognition import in_stock_terms, recognise
 from sinkscope.models.sink_network import check_token_id, split_config, with_sink
 from sinkscope.models.sink_token import SinkToken
 from sinkscope.models.tokenization import load_tokenizer
@@ -81,10 +85,10 @@ def load(
     tokenizer = plan.tokenizer()
     network, used = _network(plan, whole, tensors, wanted, device_map)
     if whole != folder:
-        if plan.config.get(BASE_HASH) not in (None, _hash(files)):
+        if plan.config.get(folders.BASE_HASH) not in (None, _hash(files)):
             raise ModelError(f"{folder}: expected the base that it was trained on, found other weights in {whole}")
-        network, used = merge(network, folder), None
-        files = [*files, folder / ADAPTER_WEIGHTS]
+        network, used = _merge(network, folder), None
+        files = [*files, folder / folders.ADAPTER_WEIGHTS]
     if device_map is None:
         network = network.to(device)
     network.eval()
@@ -248,20 +252,49 @@ def _network(
         raise ModelError(f"{path}: its config.json and weights make no network ({first_line(error)})") from error
     if left := {what: sorted(map(str, keys)) for what, keys in report.items() if keys}:
         raise ModelError(f"{path}: expected every stored tensor in its place, found {left}")
-    if gguf:
-        forget_quantiser(network)
+    if gguf:  # its weights were dequantised when they were read
+        network.hf_quantizer, network.is_quantized = None, False
+        del network.config.quantization_config
     if used is not None and hasattr(network, "_weight_conversions"):
         del network._weight_conversions  # save_pretrained would write names that do not go with the config
-    files = {} if layout is None else {rename_tensor(name, layout.tensors): one.file for name, one in tensors.items()}
+    files = (
+        {}
+        if layout is None
+        else {weights.rename_tensor(name, layout.tensors): one.file for name, one in tensors.items()}
+    )
     _cast(network, dtype if used is not None and device_map is None else None, files, path)
     return network, used
 
 
-def _cast(network: Any, dtype: torch.dtype | None, files: Mapping[str, Path], path: Path) -> None:
-    """Cast the parameters, but no buffers, file by file, so that the memory of one is freed before the next is read.
+def _merge(network: Any, folder: Path) -> Any:
+    """Return a network with an adapter of peft added to its weights."""
+    try:
+        from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
+    except ImportError as error:
+        raise CallError(
+            f"{folder} is an adapter, which needs the package peft: pip install 'sinkscope[peft]'"
+        ) from error
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
-    Raises:
-        ModelError: weights that are not finite in this dtype; kernels may turn NaN into finite attention.
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        config.inference_mode = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the base model was renamed, and deprecations of transformers
+            changed = get_peft_model(network, config)
+            found = set_peft_model_state_dict(changed, load_file(folder / folders.ADAPTER_WEIGHTS))
+        missing = [name for name in found.missing_keys if ".lora_" in name]
+        if missing or found.unexpected_keys:
+            raise ValueError(f"missing {missing[:2]}, unused {found.unexpected_keys[:2]}")
+        return changed.merge_and_unload()
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder}: the adapter does not fit its base model ({first_line(error)})") from error
+
+
+def _cast(network: Any, dtype: torch.dtype | None, files: Mapping[str, Path], path: Path) -> None:
+    """Cast the parameters, but no buffers, file by file, to free the memory of one before the next is read; raise
+    ModelError for weights that are not finite, as kernels may turn NaN into finite attention.
     """
 
     def file_of(named: tuple[str, Any]) -> Path:

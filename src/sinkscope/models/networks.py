@@ -1,5 +1,6 @@
 """Networks that some checkpoints need and transformers lacks, as small changes of its own; parameters keep their names.
 
+BERT and ModernBERT under the names that decoding uses: ``model``, the layers, and ``lm_head``, their logits.
 Llama with rotations in fp32, with learned positions, or with a head that has no row for the mask. Qwen2, Qwen3 and
 GLM-4-MoE with a block-causal mask, in which a token sees its own block and all blocks before it. Blocks are counted
 from the first token of the text, padding left out, so that a prompt need not end where a block does.
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     Glm4MoeConfig,
@@ -18,10 +20,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
-    Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2Model,
-    Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
 )
@@ -120,13 +120,21 @@ class LearnedPositionsModel(LlamaModel):
         return super().forward(position_ids=position_ids, inputs_embeds=embeds, **kwargs)
 
 
-class LearnedPositionsLlama(LlamaForCausalLM):
+class OtherBody:
+    """A network of transformers with another ``body``; it stands in front of the network in a class's bases."""
+
+    body: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.model = self.body(config)
+        self.post_init()  # type: ignore[attr-defined]
+
+
+class LearnedPositionsLlama(OtherBody, LlamaForCausalLM):
     """`LlamaForCausalLM` with learned absolute positions (GPT-2's way) instead of rotations; the rest is Llama's."""
 
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__(config)
-        self.model = LearnedPositionsModel(config)
-        self.post_init()
+    body = LearnedPositionsModel
 
 
 class MasklessHeadLlama(LlamaForCausalLM):
@@ -138,10 +146,7 @@ class MasklessHeadLlama(LlamaForCausalLM):
 
 
 class BlockCausal:
-    """The layers of a network under a block-causal mask; it stands in front of the network in a class's bases.
-
-    A cache of keys and values holds finished blocks.
-    """
+    """The layers of a network under a block-causal mask; it stands in front of the network in a class's bases."""
 
     embed_tokens: Any
 
@@ -193,29 +198,23 @@ class BlockCausalModel(BlockCausal, Qwen3Model):
     """Qwen3's layers under a block-causal mask."""
 
 
-class BlockCausalQwen3(Qwen3ForCausalLM):
+class BlockCausalQwen3(OtherBody, Qwen3ForCausalLM):
     """`Qwen3ForCausalLM` with a block-causal mask.
 
     Source: JetAstra/SDAR, training/model/SDAR-8B-Chat/modeling_sdar.py and the mask that generate.py passes to it.
     """
 
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__(config)
-        self.model = BlockCausalModel(config)
-        self.post_init()
+    body = BlockCausalModel
 
 
 class BlockCausalQwen2Model(BlockCausal, Qwen2Model):
     """Qwen2's layers under a block-causal mask."""
 
 
-class BlockCausalQwen2(Qwen2ForCausalLM):
+class BlockCausalQwen2(OtherBody, Qwen2ForCausalLM):
     """`Qwen2ForCausalLM` with a block-causal mask, as Fast-dLLM v2 has it."""
 
-    def __init__(self, config: Qwen2Config) -> None:
-        super().__init__(config)
-        self.model = BlockCausalQwen2Model(config)
-        self.post_init()
+    body = BlockCausalQwen2Model
 
 
 class FusedAttention(glm4_moe.Glm4MoeAttention):
@@ -240,16 +239,17 @@ class BlockCausalMixtureModel(BlockCausal, Glm4MoeModel):
     """GLM-4-MoE's layers under a block-causal mask."""
 
 
-class BlockCausalMixture(Glm4MoeForCausalLM):
+class BlockCausalMixture(OtherBody, Glm4MoeForCausalLM):
     """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`.
 
     Source: inclusionAI/LLaDA2.0-mini, modeling_llada2_moe.py, as ZHZisZZ/dllm carries it.
     """
 
+    body = BlockCausalMixtureModel
+
     def __init__(self, config: Glm4MoeConfig) -> None:
         config.norm_topk_prob = config.num_experts_per_tok > 1
         super().__init__(config)
-        self.model = BlockCausalMixtureModel(config)
         for number, layer in enumerate(self.model.layers):
             layer.self_attn = FusedAttention(config, number)
         self.post_init()
@@ -265,3 +265,37 @@ def block_length(network: Any) -> int | None:
     """Return the tokens of a block of a block-causal network; None for any other."""
     body = getattr(network, "model", None)
     return body.block_length if isinstance(body, BlockCausal) else None
+
+
+class BertForMaskedLM(transformers.BertForMaskedLM):
+    """transformers' network of this name."""
+
+    # Of the checkpoints that were trained to tell the next sentence, too.
+    _keys_to_ignore_on_load_unexpected = (r"bert\.pooler\.", r"cls\.seq_relationship\.", r"position_ids$")
+
+    model = property(lambda self: self.bert)
+    lm_head = property(lambda self: self.cls)
+
+
+class LocalModernBertModel(transformers.ModernBertModel):
+    """ModernBERT's layers, whose windows stay where a mask for each query is given."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, use_cache: Any = None, **more: Any) -> Any:
+        """Compute the layers; ``attention_mask`` is 0 on padding [batch, key], or [batch, 1, query, key]."""
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 4:  # transformers would take it as it is
+            here = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
+            near = (here[:, None] - here).abs() <= self.config.sliding_window
+            unseen = torch.finfo(attention_mask.dtype).min if attention_mask.is_floating_point() else False
+            local = torch.where(near, attention_mask, unseen)
+            attention_mask = {"full_attention": attention_mask, "sliding_attention": local}
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **more)
+
+
+class ModernBertForMaskedLM(transformers.ModernBertForMaskedLM):
+    """transformers' network of this name."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = LocalModernBertModel(config)
+        self.post_init()
+        self.__dict__["lm_head"] = nn.Sequential(self.head, self.decoder)  # no module, whose parameters count twice

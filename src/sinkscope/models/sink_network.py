@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sinkscope.attention import NAME, register_interface
 from sinkscope.errors import AttentionError, CallError, ModelError
 from sinkscope.models.devices import own_defaults
-from sinkscope.models.layouts import MARK_POSITIONS, ROPE_TYPES
+from sinkscope.models.family import MARK_POSITIONS, ROPE_TYPES
 from sinkscope.models.sink_token import KEY, SinkToken, SinkWeights, prefixes, read_variant, variant_of
 
 PREFIX = "sink_"  # of model_type
@@ -179,8 +179,6 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     before = network.config
     if (present := getattr(before, KEY, None)) is not None:
         raise CallError(f"sink token {wanted.name!r}: the network has {read_variant(present, 'config').name!r} already")
-    if wanted.folded:
-        raise CallError("sink token: add it unfolded, train, then `sinkscope fold`")
     _check_body(before, wanted)
     check_token_id(tokenizer, wanted, "the tokenizer", CallError)
     parameter = next(network.parameters())

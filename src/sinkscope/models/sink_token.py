@@ -5,9 +5,7 @@ Its key and value in each layer are put in front of those of the text (`Prefix`)
 row for it. The key is rotated to its position: 0 … n−1 in front, where the text begins at n; or after the last token.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -47,19 +45,13 @@ class SinkToken:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("kind", ("token", "logit", "gate")),
-            ("position", ("front", "end")),
-            ("count", (1, 2, 4)),
-        ):
+        for name, allowed in {
+            "kind": ("token", "logit", "gate"),
+            "position": ("front", "end"),
+            "count": (1, 2, 4),
+        }.items():
             if (found := getattr(self, name)) not in allowed:
                 raise CallError(f"sink token: {name}: expected one of {', '.join(map(repr, allowed))}, found {found!r}")
-        for field in fields(self):
-            owner = {"kind": self.kind, "seed": self.kind, "learned": "logit"}.get(field.name, "token")
-            if owner != self.kind and getattr(self, field.name) != field.default:
-                raise CallError(
-                    f"sink token: {field.name} belongs to kind {owner!r}, found with kind {self.kind!r}; leave it out"
-                )
 
     @property
     def name(self) -> str:
@@ -114,7 +106,7 @@ class SinkWeights(nn.Module):
 
     def __init__(self, variant: SinkToken, config: Any) -> None:
         super().__init__()
-        self.variant, self.std, self.hidden = variant, float(config.initializer_range), False
+        self.variant, self.std = variant, float(config.initializer_range)
         layers, heads, kv_heads = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         if variant.folded:
@@ -127,7 +119,6 @@ class SinkWeights(nn.Module):
         elif variant.kind == "logit" and variant.learned:
             self.logits = nn.Parameter(torch.empty(layers, heads))
         self.layers, self.heads = layers, heads
-        self.rotated: tuple[tuple[Tensor, ...], tuple[Any, ...], list[Prefix]] | None = None
         self.draw()
 
     @torch.no_grad()
@@ -185,34 +176,18 @@ def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def prefixes(stack: Any, first: Tensor | None) -> list[Prefix] | None:
-    """Return the constant keys of every layer for one call; None where there are none, or `hidden_sink` hides them.
+    """Return the constant keys of every layer for one call; None where there are none.
 
     ``first``, int64 [1 or batch], is the position of the first sink token of each row; None for a logit.
     """
     sink: SinkWeights = stack.sink_token
     variant = sink.variant
-    if variant.kind == "gate" or sink.hidden:
+    if variant.kind == "gate":
         return None
     if variant.kind == "logit":
         zero = next(stack.parameters()).new_zeros(sink.layers, sink.heads)
         return [Prefix(logits=row[:, None]) for row in (sink.logits if variant.learned else zero)]
     assert first is not None
-    if not variant.folded or variant.position == "end" or torch.compiler.is_compiling():
-        return _rotated(stack, first)
-    # Folded constants in front give the same list from call to call, until they change.
-    constants = tuple(sink.parameters())
-    versions = ((one.data_ptr(), one.dtype, None if one.is_inference() else one._version) for one in constants)
-    state = (first.device, *versions)
-    if sink.rotated is None or sink.rotated[1] != state or [*map(id, sink.rotated[0])] != [*map(id, constants)]:
-        with torch.inference_mode(False), torch.no_grad():  # a later call may compute gradients with the same tensors
-            made = _rotated(stack, torch.zeros(1, dtype=torch.int64, device=first.device))
-        sink.rotated = constants, state, made
-    return sink.rotated[2]
-
-
-def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
-    """Return the prefixes of every layer, their keys rotated to the positions from ``first`` on."""
-    variant: SinkToken = stack.sink_token.variant
     with torch.autocast(first.device.type, enabled=False):  # casting costs more than it saves for so few rows
         keys, values = constant_keys(stack)
     positions = first[:, None] + torch.arange(variant.count, device=first.device)
@@ -223,17 +198,3 @@ def _rotated(stack: Any, first: Tensor) -> list[Prefix]:
     if values is None:
         return [Prefix(keys=key) for key in rotated]
     return [Prefix(keys=key, values=value) for key, value in zip(rotated, values, strict=True)]
-
-
-@contextmanager
-def hidden_sink(network: Any) -> Iterator[None]:
-    """Take the sink of a network away while the body runs: the text keeps its positions and attends only to itself."""
-    sink = network.model.sink_token if getattr(network.config, KEY, None) is not None else None
-    if sink is None or sink.variant.kind == "gate":
-        found = "none" if sink is None else repr(sink.variant.name)
-        raise CallError(f"expected a network with a sink token or a learned logit to hide, found {found}")
-    before, sink.hidden = sink.hidden, True
-    try:
-        yield
-    finally:
-        sink.hidden = before

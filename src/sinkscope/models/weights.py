@@ -2,6 +2,7 @@
 anything is loaded.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sinkscope.errors import ModelError
-from sinkscope.models.conversion import rename_tensor
-from sinkscope.models.layouts import Layout
+from sinkscope.models.family import Layout
 from sinkscope.runs.files import read_json_object
 
 INDEX = "model.safetensors.index.json"
@@ -58,22 +58,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 def index_files(folder: Path) -> list[str]:
     """Return the names of the files that the index of a folder lists, in order; none where there is no index."""
-    return sorted(set(_weight_map(folder).values())) if (folder / INDEX).exists() else []
+    if not (folder / INDEX).exists():
+        return []
+    names: dict[str, str] = read_json_object(folder / INDEX, ModelError, "fetch the file again").get("weight_map", {})
+    outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
+    if outside or not names:
+        raise ModelError(f"{folder / INDEX}: weight_map: expected safetensors of this folder, found {outside[:1]}")
+    return sorted(set(names.values()))
 
 
 def listing(folder: Path) -> str:
     """Return the names of the files in a folder, for an error message."""
     names = sorted(path.name for path in folder.iterdir())
     return ", ".join(names[:8]) + (" …" if len(names) > 8 else "") if names else "an empty folder"
-
-
-def _weight_map(folder: Path) -> dict[str, str]:
-    """Return file by tensor, as the index of a sharded checkpoint lists them."""
-    names: dict[str, str] = read_json_object(folder / INDEX, ModelError, "fetch the file again").get("weight_map", {})
-    outside = [file for file in names.values() if Path(file).name != file or not file.endswith(".safetensors")]
-    if outside or not names:
-        raise ModelError(f"{folder / INDEX}: weight_map: expected safetensors of this folder, found {outside[:1]}")
-    return names
 
 
 def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
@@ -130,10 +127,8 @@ def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 def match_tensors(
     stored: Mapping[str, StoredTensor], network: Any, layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
-    """Compare the stored tensors with the parameters of the network that the config describes.
-
-    Raises:
-        ModelError: tensors are missing, unused, or of another shape; they are named as they are stored.
+    """Compare the stored tensors with the parameters of the network; raise ModelError for one that is missing, unused
+    or of another shape, under its stored name.
     """
     shapes = stored_shapes({name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()})
     ours = {name: rename_tensor(name, layout.tensors) for name in stored}
@@ -171,3 +166,10 @@ def on_meta(kind: Any, config: Any) -> Any:
         network = kind(config)
     network.tie_weights()
     return network
+
+
+def rename_tensor(name: str, names: Mapping[str, str]) -> str:
+    """Return the other name of a tensor, or its own; ``{N}`` in the names stands for the number of a layer."""
+    number = re.search(r"\.(\d+)\.", name)
+    pattern = name if number is None else name[: number.start(1)] + "{N}" + name[number.end(1) :]
+    return names.get(pattern, name).replace("{N}", number[1] if number else "")

@@ -7,8 +7,7 @@ from seeded_models import seeded_model
 
 from sinkscope.attention import Columns, LayerCall, Prefix, Watcher, subscribed
 from sinkscope.decoding import BlockCache, parse_cache
-from sinkscope.decoding.caches.keeping import loss_without, pick
-from sinkscope.decoding.caches.policy import Moment
+from sinkscope.decoding.caches.policy import Moment, loss_without, pick
 from sinkscope.decoding.caches.reader import CachedReader
 from sinkscope.decoding.canvas import WorkMeter, lay_out
 

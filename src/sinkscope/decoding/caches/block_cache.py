@@ -1,16 +1,10 @@
 """The cache with separate switches for the fresh positions of a step, for refreshes, and for the stored keys to read.
 
-A *trigger* refreshes one row of the batch in the next step. It looks at the attention of the block's queries alone.
-
-sink        the main sinks have moved: in more than a share ``level`` of the heads that had a sink at the last refresh,
-            the most attended key is another one (Eq. 3 in queries' worth, over the block's queries).
-drift       the attention that the most attended key of the step before gets has turned: the cosine between its weights
-            then and now, over the block's queries, is below ``level`` in some layer. The policy ``elastic-cache`` has
-            such a signal too, and recomputes only the layers behind.
-confidence  the step before has committed a token with a probability below ``level``.
-entropy     the step before has committed a token whose distribution has an entropy above ``level``, in nats. After
-            EntropyCache (Cheong et al., 2026), which also computes the tokens written last
-            (``fresh=changed,recent=N``); its code is not published, and nothing here is claimed to equal it.
+A *trigger* refreshes one row of the batch in the next step. It looks at the attention of the block's queries alone: a
+main sink has moved where its head's most attended key is another one (Eq. 3 in queries' worth); attention has drifted
+where the cosine of that key's weights, then and now, is below the level in some layer. The trigger ``entropy`` is after
+EntropyCache (Cheong et al., 2026), which also computes the tokens written last (``fresh=changed,recent=N``); its code
+is not published, and nothing here is claimed to equal it. The policy ``elastic-cache`` recomputes only the layers behind.
 """
 
 from collections.abc import Iterator
@@ -24,8 +18,16 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.caches.keeping import block_weights, loss_without, outside_of, pick
-from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan
+from sinkscope.decoding.caches.policy import (
+    CachePolicy,
+    Count,
+    Moment,
+    Plan,
+    block_weights,
+    loss_without,
+    outside_of,
+    pick,
+)
 from sinkscope.decoding.canvas import Batch
 from sinkscope.models.family import Family
 from sinkscope.sinks.definition import excess_of

@@ -23,8 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sinkscope.attention import LayerCall, without_autocast
-from sinkscope.decoding.caches.keeping import attention_weights
-from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share, attention_weights
 from sinkscope.models.family import Family
 
 

@@ -69,29 +69,27 @@ class DLLMReader(LayerByLayer):
         for row in range(len(inputs)) if rows is None else rows:
             groups.setdefault(self.policy.whole_parts(len(self._layers), self._steps[row]), []).append(row)
         for group in groups.values():
-            found = self._call(inputs[group], group)
+            number = self._steps[group[0]]  # the rows of a group are at steps that compute the same parts
+            if not self._mlp:
+                self._store.refresh(group)
+            parts = [self.policy.whole_parts(layer, number) for layer in range(len(self._layers))]
+            values = sum(self._answer - self._some for _, answer in parts if not answer and self._some)
+            for row in group:
+                own = self._lengths[row] - self._answer
+                computed = [own * prompt + (self._answer if answer else self._some) for prompt, answer in parts]
+                self.meter.add_layers(row, computed, self._lengths[row], values)
+                self._steps[row] += 1
+            forward_of = partial(self._forward_of, torch.tensor(group, device=self._real.device), parts)
+            found = self._through(inputs[group], group, forward_of)
             if self._hidden is None:
                 self._hidden = found
             else:
                 self._hidden[group] = found
-            for row in group:
-                self._steps[row] += 1
         assert self._hidden is not None
         return self._hidden
 
-    def _call(self, tokens: Tensor, rows: list[int]) -> Tensor:
-        """Return the hidden states of some rows, all of which are at steps that compute the same parts."""
-        number = self._steps[rows[0]]
-        if not self._mlp:
-            self._store.refresh(rows)
-        parts = [self.policy.whole_parts(layer, number) for layer in range(len(self._layers))]
-        values = sum(self._answer - self._some for _, answer in parts if not answer and self._some)
-        for row in rows:
-            own = self._lengths[row] - self._answer
-            computed = [own * prompt + (self._answer if answer else self._some) for prompt, answer in parts]
-            self.meter.add_layers(row, computed, self._lengths[row], values)
-        mine = torch.tensor(rows, device=self._real.device)
-        return self._through(tokens, rows, lambda index, layer: partial(self._layer, index, layer, mine, parts[index]))
+    def _forward_of(self, rows: Tensor, parts: list[tuple[bool, bool]], index: int, layer: Any) -> Any:
+        return partial(self._layer, index, layer, rows, parts[index])
 
     def _layer(
         self, index: int, layer: Any, rows: Tensor, parts: tuple[bool, bool], hidden: Tensor, **given: Any

@@ -20,8 +20,7 @@ from torch.nn.functional import cosine_similarity
 
 from sinkscope.attention import Hider, LayerCall, Prefix
 from sinkscope.attention.call import Call
-from sinkscope.decoding.caches.keeping import attention_weights
-from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share
+from sinkscope.decoding.caches.policy import CachePolicy, Count, Moment, Plan, Share, attention_weights
 from sinkscope.decoding.caches.store import LayerByLayer, at_places
 from sinkscope.decoding.canvas import Layout, WorkMeter
 from sinkscope.models import Model
@@ -82,10 +81,7 @@ class Pass:
 
 
 class ElasticReader(LayerByLayer, Hider):
-    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere.
-
-    It hides nothing, and is subscribed so that layers run sinkscope's attention.
-    """
+    """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere."""
 
     def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
         super().__init__(model, layout, meter, policy, real)

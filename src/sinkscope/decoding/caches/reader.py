@@ -70,10 +70,7 @@ def check_model(model: Model, policy: CachePolicy) -> None:
 
 
 class CachedReader(WholeReader, Hider):
-    """Computes the positions that a policy names, and reads the stored keys and values of the others.
-
-    Subscribed to the network, which is no hiding, it asks the policy to measure layers.
-    """
+    """Computes the positions that a policy names, and reads the stored keys and values of the others."""
 
     def __init__(
         self,

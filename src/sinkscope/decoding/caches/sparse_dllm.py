@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d, pad
 
 from sinkscope.attention import Columns, LayerCall
-from sinkscope.decoding.caches.keeping import outside_of, with_block
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan, Share
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan, Share, outside_of, with_block
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,7 @@ class KeyValueStore:
         self.rows, self._fresh, self._mine, self._kept = list(rows), None, None, None
 
     def compute(self, fresh: slice | Tensor, kept: Tensor | None, rows: Tensor | None = None) -> None:
-        """Prepare for a call that computes some positions, a slice of columns or int64 [row, query], of some held rows.
-
-        Of the positions int64 [row, 1 or layer, 1 or kv_head, key] only ``kept`` ones are read. None means all.
-        """
+        """Prepare for a call that computes some positions, a slice or int64 [row, query], of some held rows."""
         self._fresh, self._mine, self._kept = fresh, rows, kept
 
     def hold(self, rows: list[int]) -> None:

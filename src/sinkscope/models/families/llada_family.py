@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sinkscope.models.family import Family, PublishedShape
-from sinkscope.models.layouts import IGNORED, NEVER, NUMBERS, Fixed, Layout
+from sinkscope.models.family import IGNORED, NEVER, NUMBERS, Family, Fixed, Layout, PublishedShape
 
 _BLOCK = {
     "attn_norm": "input_layernorm",

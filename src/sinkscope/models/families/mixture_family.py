@@ -5,8 +5,7 @@ which writes block by block and is a GLM-4-MoE.
 from collections.abc import Mapping
 from typing import Any
 
-from sinkscope.models.family import Family
-from sinkscope.models.layouts import NUMBERS, STOCK, TIED, UNROTATED, Fixed, Layout, same
+from sinkscope.models.family import NUMBERS, STOCK, TIED, UNROTATED, Family, Fixed, Layout, same
 
 QWEN3 = STOCK["qwen3"]
 _LAYER = "model.layers.{N}."

@@ -4,8 +4,7 @@ token; SDAR and Fast-dLLM v2, which write block by block, each block by diffusio
 
 from dataclasses import replace
 
-from sinkscope.models.family import Family, PublishedShape
-from sinkscope.models.layouts import NUMBERS, SIZES, STOCK, TIED, UNROTATED, Fixed
+from sinkscope.models.family import NUMBERS, SIZES, STOCK, TIED, UNROTATED, Family, Fixed, PublishedShape
 
 QWEN2, QWEN3 = STOCK["qwen2"], STOCK["qwen3"]
 CHATML = (

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from sinkscope.models.family import Family
-from sinkscope.models.layouts import STOCK
+from sinkscope.models.family import STOCK
 
 LLAMA = STOCK["llama"]
 

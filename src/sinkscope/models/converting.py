@@ -1,10 +1,11 @@
-"""`convert`: a checkpoint of paper 2's models (SMDM, "One Token Is Enough") becomes a folder that `load` reads.
+"""`convert`: a checkpoint of paper 2's models (SMDM, "One Token Is Enough") becomes a folder that `load` reads, and a
+model that is loaded a folder for dllm.
 
-The checkpoints are state dicts of lit-gpt. Their network is Llama's under other names, with queries, keys and values in
-one projection, one group of heads after the other, and with an output layer that has no row for the mask. The embedding
-has rows beyond those of the output layer: the mask (32000) and, where the model has one, the sink token (32001), which
-always stands in front. Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py, diffmodel_extratoken.py,
-diffmodel_gate.py, config.py.
+Paper 2's checkpoints are state dicts of lit-gpt. Their network is Llama's under other names, with queries, keys and
+values in one projection, one group of heads after the other, and an output layer without a row for the mask. The
+embedding has rows beyond those of the output layer: the mask (32000) and, where the model has one, the sink token
+(32001), which always stands in front. Source: skywalker0523/OneTokenIsEnough, lit_gpt/diffmodel.py,
+diffmodel_extratoken.py, diffmodel_gate.py, config.py.
 """
 
 import json
@@ -19,13 +20,16 @@ import torch
 from torch import Tensor
 
 from sinkscope.errors import CallError, ModelError
+from sinkscope.models.conversion import architecture_of
+from sinkscope.models.families.basic_family import A2D
+from sinkscope.models.family import BODIES, MARK, STOCK
 from sinkscope.models.folders import read_config
-from sinkscope.models.layouts import MARK, STOCK
-from sinkscope.models.loading import outline
+from sinkscope.models.loading import load, outline, quiet
+from sinkscope.models.model import Model
 from sinkscope.models.sink_token import KEY, SinkToken
 from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, copy_files, template_files
 from sinkscope.models.weights import match_tensors, read_headers, weight_files
-from sinkscope.runs.files import sealed, write_whole
+from sinkscope.runs.files import read_json_object, sealed, write_whole
 from sinkscope.runs.folder import new_folder
 
 HEADS = {256: 4, 384: 6, 512: 8, 576: 9, 640: 10, 768: 12, 896: 14, 1024: 16}
@@ -48,15 +52,8 @@ ROOM = "make room or choose another folder"
 def convert(file: Path, out: Path, *, tokenizer: Path | None, heads: int | None = None) -> Path:
     """Write a folder with safetensors and a config.json from one of paper 2's checkpoints, and return it.
 
-    Args:
-        file: a ``.pth`` that holds tensors only, or safetensors with the same names.
-        out: a new or empty folder.
-        tokenizer: folder of the tokenizer that the model was trained with (TinyLlama's, for the published ones).
-        heads: attention heads, where the width is none of the published ones.
-
-    Raises:
-        CallError: arguments that do not fit.
-        ModelError: the file does not hold exactly the tensors of such a model, or the tokenizer belongs to another one.
+    The file is a ``.pth`` that holds tensors only, or safetensors; ``tokenizer`` the folder of the one that it was
+    trained with (TinyLlama's, for the published ones). ``heads`` are needed where the width is none of the published.
     """
     from safetensors.torch import save
 
@@ -84,8 +81,6 @@ def tokens_without_text(folder: Path) -> int:
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name, at the top or under the one key ``model``; nothing in it is executed."""
-    if not file.is_file():
-        raise CallError(f"{file}: expected a .pth or .safetensors file, found none")
     try:
         if file.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
@@ -98,10 +93,6 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise ModelError(f"{file}: expected a file of tensors only, found {why}; save its weights alone") from error
     if isinstance(found, Mapping) and set(found) == {"model"}:
         found = found["model"]
-    others = [name for name, one in found.items() if not isinstance(one, Tensor)] if isinstance(found, Mapping) else [0]
-    if others:
-        found = ", ".join(map(str, others[:4]))
-        raise ModelError(f"{file}: expected tensors only, by name, found {found}; save its weights alone")
     return dict(found)
 
 
@@ -135,8 +126,10 @@ def convert_weights(
         theirs, ours = f"transformer.h.{number}.", f"model.layers.{number}."
         names |= {theirs + name: ours + renamed for name, renamed in PLAIN.items()}
         if theirs + FUSED in left:
-            for name, tensor in zip("qkv", split_fused(left.pop(theirs + FUSED), heads, groups), strict=True):
-                tensors[f"{ours}self_attn.{name}_proj.weight"] = tensor
+            # Each group has its queries, then a key and a value.
+            parts = left.pop(theirs + FUSED).view(groups, heads // groups + 2, size, width)
+            for name, part in zip("qkv", (parts[:, :-2], parts[:, -2:-1], parts[:, -1:]), strict=True):
+                tensors[f"{ours}self_attn.{name}_proj.weight"] = part.flatten(0, 2)
         if theirs + PACKED in left and theirs + GATE not in left:
             left[theirs + GATE], left[theirs + "mlp.swiglu.w2.weight"] = left.pop(theirs + PACKED).chunk(2)
     tensors |= {names.get(name, name): tensor for name, tensor in left.items()}
@@ -144,37 +137,74 @@ def convert_weights(
     if extra == 2:
         tensors["model.sink_token.embedding"] = table[vocabulary + 1 :]
     inner = tensors.get("model.layers.0.mlp.gate_proj.weight", head).shape[0]
-    shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
-    shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "vocab_size": vocabulary + 1}
     widest = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
-    return _config(shape, variant, str(widest).removeprefix("torch.")), tensors
-
-
-def split_fused(fused: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of a projection whose groups have their queries, then a key and a value."""
-    shared = heads // groups
-    parts = fused.view(groups, shared + 2, -1, fused.shape[-1])
-    return parts[:, :shared].flatten(0, 2), parts[:, shared].flatten(0, 1), parts[:, shared + 1].flatten(0, 1)
-
-
-def _config(shape: Mapping[str, int], variant: SinkToken | None, dtype: str) -> dict[str, Any]:
-    prefix = "" if variant is None else "Sink"
-    return {
-        "architectures": [f"{prefix}MasklessHeadLlama"],
+    config = {
+        "architectures": [f"{'' if variant is None else 'Sink'}MasklessHeadLlama"],
         "model_type": "llama" if variant is None else "sink_llama",
-        "dtype": dtype,
-        **shape,
-        "hidden_act": "silu",
+        "dtype": str(widest).removeprefix("torch."),
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "vocab_size": vocabulary + 1,
         "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "is_causal": False,
-        "mask_token_id": shape["vocab_size"] - 1,
+        "mask_token_id": vocabulary,
         MARK: "smdm",
         **({} if variant is None else {KEY: asdict(variant)}),
     }
+    return config, tensors
+
+
+def convert_to_dllm(name: str, out: Path) -> Path:
+    """Write a folder that dllm loads from a bidirectional Llama, Qwen2 or Qwen3; weights keep their stored dtype.
+
+    dllm runs transformers 4, which reads other keys for rotations and other classes of tokenizers than transformers 5
+    writes; and it calls every mask token ``<|mask|>``. Source: ZHZisZZ/dllm, dllm/pipelines/a2d, dllm/utils/models.py.
+    """
+    model = load(name)
+    network, body = model.network, model.network.config.model_type
+    if model.family.causal or body not in STOCK or type(network).__name__ != BODIES[body][1]:
+        raise CallError(
+            f"{name}: expected a bidirectional {', '.join(STOCK)} as dllm adapts them, found "
+            f"{type(network).__name__} of {model.family.name}"
+        )
+    if (stored := getattr(torch, model.card.stored_dtype, None)) is not None:
+        network.to(stored)
+    with new_folder(out, ModelError, "the converted model", "config.json") as place, quiet():
+        network.save_pretrained(place)
+        _write_tokenizer(model, place)
+        fields = read_json_object(place / "config.json", ModelError)
+        rope = fields.pop("rope_parameters")
+        theta, scaled = rope.pop("rope_theta"), rope["rope_type"] != "default"
+        fields = {key: one for key, one in fields.items() if not key.startswith("sinkscope_") and key != "is_causal"}
+        fields |= {"model_type": f"a2d-{body}", "architectures": [architecture_of(body)]}
+        _write(place / "config.json", fields | {"rope_theta": theta, "rope_scaling": rope if scaled else None})
+    return out
+
+
+def _write_tokenizer(model: Model, place: Path) -> None:
+    """Write a tokenizer for any version of transformers, whose mask token has dllm's text."""
+    model.tokenizer.save_pretrained(place)
+    core, settings = (read_json_object(place / one, ModelError) for one in (CORE, SETTINGS))
+    text = A2D.mask_text
+    masks = [one for one in core["added_tokens"] if one["id"] == model.card.mask_id]
+    if not masks:
+        raise CallError(f"{model.card.name}: expected a mask token that its tokenizer names, found none; name it there")
+    vocabulary = core["model"]["vocab"]
+    if isinstance(vocabulary, dict) and masks[0]["content"] in vocabulary:
+        vocabulary[text] = vocabulary.pop(masks[0]["content"])
+    masks[0]["content"] = text
+    _write(place / CORE, core)
+    for key in ("backend", "is_local", "local_files_only", "extra_special_tokens", "added_tokens_decoder"):
+        settings.pop(key, None)  # of transformers 5
+    _write(place / SETTINGS, settings | {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": text})
+
+
+def _write(file: Path, fields: Any) -> None:
+    file.write_text(f"{json.dumps(fields, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
