@@ -1,8 +1,8 @@
 """`show_progress`: a bar on a terminal and in a notebook, elsewhere a line every half minute."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from sinkscope.runs.files import printable
@@ -34,9 +34,34 @@ class _Lines:
     def flush(self) -> None:
         sys.stderr.flush()
 
+    def reach(self, done: int, total: int) -> None:
+        """Show how many pieces are done, of how many that are expected now."""
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
 
 @contextmanager
-def show_progress(total: int, name: str, units: str, *, done: int = 0, shown: bool = True) -> Iterator[Progress]:
+def show_stages(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each unit of work, one after the other, and give the function to which the work reports.
+
+    The time left follows from the mean speed of a unit, as pieces differ in size.
+    """
+    shown: list[Any] = [None, None]
+    with ExitStack() as bars:
+
+        def report(units: str, done: int, total: int) -> None:
+            if shown[0] != units:
+                bars.close()
+                shown[:] = units, bars.enter_context(show_progress(total, name, units, done=done, smoothing=0.0))
+            shown[1].reach(done, total)
+
+        yield report
+
+
+@contextmanager
+def show_progress(
+    total: int, name: str, units: str, *, done: int = 0, shown: bool = True, smoothing: float = 0.3
+) -> Iterator[Progress]:
     """Show on standard error how far the work ``name`` has come, while the body runs.
 
     Args:
@@ -49,7 +74,14 @@ def show_progress(total: int, name: str, units: str, *, done: int = 0, shown: bo
         form = f"{{desc}}: {{n:,}} of {{total:,}} {units}, {{elapsed}} so far, about {{remaining}} left{{postfix}}"
         how = {"file": _Lines(), "mininterval": SECONDS, "delay": SECONDS, "miniters": 1, "bar_format": form}
     with tqdm(
-        total=total, initial=done, desc=printable(name), unit=f" {units}", disable=not shown, dynamic_ncols=True, **how
+        total=total,
+        initial=done,
+        desc=printable(name),
+        unit=f" {units}",
+        disable=not shown,
+        dynamic_ncols=True,
+        smoothing=smoothing,
+        **how,
     ) as bar:
         yield Progress(bar)
 

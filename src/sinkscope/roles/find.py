@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,16 +20,17 @@ from sinkscope.roles.head_roles import HeadRole, Roles, Together
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
-from sinkscope.roles.verdict import Estimate, Rules, decide
+from sinkscope.roles.verdict import ROLES, Estimate, Need, Rules, decide
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
-MEASURED = 3
+MEASURED = 4
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 """How much more the control changes than the sink where both lose their contribution, prompt by prompt."""
-_MEASURES = {"choose": sinks_by_head, "judge": measure_heads, "together": measure_together}
+Measure = Callable[[str, Heads], dict[int, Rows]]
+"""Measures the prompts that judge: ``judge``, or ``top.K`` for heads in which fewer keys do not settle it."""
 
 
 @own_defaults()
@@ -41,7 +43,7 @@ def find_roles(
     canvases: int = CANVASES,
     rows: int = 32,
     control_seed: int = 0,
-    on_prompt: Callable[[int], object] | None = None,
+    on_progress: Callable[[str, int, int], object] | None = None,
     **settings: Any,
 ) -> Roles:
     """Return the role of every head that has a lasting sink.
@@ -58,7 +60,8 @@ def find_roles(
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
         control_seed: of the random keys.
-        on_prompt: called with the number of each prompt that is done, or has failed.
+        on_progress: called with ``prompts`` of which some have chosen heads, then with ``layers`` of which some are
+            computed, as a removal begins at its head's layer: the unit, how many are done, and how many are expected.
         settings: of the model's sampler.
 
     Raises:
@@ -93,6 +96,8 @@ def find_roles(
     numbers, failed, probes = range(len(prompts)), dict[int, str](), dict[int, list[Probe]]()
     settings = asdict(resolved)
     canvases = 1 if model.family.causal else canvases
+    progress = _Progress(model, canvases, rules.changed, on_progress)
+    how: dict[str, Any] = {"rows": rows, "on_row": progress.count}
 
     def measured(number: int, kind: str, heads: Heads) -> Rows | None:
         found = store.read(kind, number, heads)
@@ -101,7 +106,7 @@ def find_roles(
         try:
             if number not in probes:
                 probes[number] = make_probes(model, prompts[number], number, canvases, **settings)
-            found = _MEASURES[kind](probes[number], heads, model, rules, rows, control_seed)
+            found = _measure(kind, probes[number], heads, model, rules, control_seed, how)
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EvaluationError(
@@ -116,11 +121,10 @@ def find_roles(
     def each(asked: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
         """Return the rows of every prompt that could be measured, of which there must be enough."""
         found = {}
-        for number in asked:
+        for done, number in enumerate(asked):
+            progress.begin(kind, heads, len(asked), done, found)
             if (of_prompt := measured(number, kind, heads)) is not None:
                 found[number] = of_prompt
-            if on_prompt is not None:
-                on_prompt(number)
         if len(found) < LEAST_PROMPTS:
             number = next(number for number in asked if number in failed)
             raise CallError(
@@ -131,18 +135,72 @@ def find_roles(
 
     with open_store(folder, identity) as store:
         heads, shape = _lasting([*each(numbers[::2], "choose", ()).values()], rules)
-        judged = each(numbers[1::2], "judge", heads)
-        found = tuple(_conclude(model, head, [*judged.values()], rules) for head in heads)
-        removable, together = [(one.layer, one.head) for one in found if one.removable], None
-        if len(removable) > 1:
-            costs = [measured(number, "together", removable) for number in judged]
-            together = Together(tuple(removable), _estimates([one for one in costs if one is not None]))
+        found, judged = _judge(
+            model, heads, rules, lambda *of: each([one for one in numbers[1::2] if one not in failed], *of)
+        )
+        together: dict[str, Together] = {}
+        for name in ("dispensable", *ROLES):
+            some = tuple((one.layer, one.head) for one in found if name in (one.need, one.role))
+            costs = [measured(number, f"together.{name}", some) for number in judged] if len(some) > 1 else []
+            if known := [one for one in costs if one is not None]:
+                together[name] = Together(some, _estimates(known))
         lengths = [len(model.encode(prompts[at])) + resolved.length for at in numbers if at not in failed]
         roles = _roles(model, rules, shape, found, (len(prompts), len(judged)), lengths)
         roles = replace(roles, failed=failed, settings={**settings, "canvases": canvases}, together=together)
         if folder is not None:
             roles.save(folder)
         return roles
+
+
+def _measure(
+    kind: str, probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, seed: int, how: dict[str, Any]
+) -> Rows:
+    if kind == "choose":
+        return sinks_by_head(probes, model, rules)
+    if kind.startswith("together"):
+        return measure_together(probes, heads, model, rules, seed, rows=how["rows"])
+    return measure_heads(probes, heads, model, rules, REMOVALS if kind == "judge" else (kind,), seed, **how)
+
+
+def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[tuple[HeadRole, ...], dict[int, Rows]]:
+    """Return the role of each head and the rows of each prompt that judges.
+
+    More keys are hidden together only in those heads where fewer are not shown to change the predictions.
+    """
+    judged = measure("judge", heads)
+    found = {head: _conclude(model, head, [*judged.values()], rules) for head in heads}
+    for many in MOST_HIDDEN:
+        if some := [head for head in heads if found[head].substitutes is None]:
+            for number, rows in measure(f"top.{many}", some).items():
+                judged[number] = judged[number] + rows
+            found |= {head: _conclude(model, head, [*judged.values()], rules) for head in some}
+    return tuple(found.values()), judged
+
+
+class _Progress:
+    """Counts the layers that removals compute; predictions count as the layers that compute as much."""
+
+    def __init__(self, model: Model, canvases: int, changed: float, report: Callable[[str, int, int], object] | None):
+        self.canvases, self.changed, self.report = canvases, changed, report or (lambda *numbers: None)
+        table = model.card.vocabulary * model.card.hidden_size  # half of the tokens are predicted
+        share = table / 2 / max(1, sum(one.numel() for one in model.network.parameters()) - table)
+        self.layers = model.card.layers + round(model.card.layers * share)
+        self.done = self.now = self.later = 0
+
+    def begin(self, kind: str, heads: Heads, prompts: int, done: int, found: Mapping[int, Rows]) -> None:
+        """Estimate the work of one prompt, and of what is left behind it."""
+        if kind == "choose":
+            return self.report("prompts", done, prompts)
+        rows = [row["kl.sink"] for prompt in found.values() for row in prompt if "kl.sink" in row]
+        first = 0 if kind == "judge" else 1 + MOST_HIDDEN.index(int(kind[4:]))
+        open_ones = float(np.mean([one <= self.changed for one in rows])) if rows else 1.0 if first else 0.5
+        removal = self.canvases * sum(self.layers - layer for layer, _ in heads)
+        self.now = removal * (1 if first else len(REMOVALS))
+        self.later = (prompts - done - 1) * self.now + int((len(MOST_HIDDEN) - first) * prompts * removal * open_ones)
+
+    def count(self, layer: int) -> None:
+        self.done, self.now = self.done + self.layers - layer, max(0, self.now - self.layers + layer)
+        self.report("layers", self.done, self.done + self.now + self.later)
 
 
 def _roles(
@@ -154,7 +212,8 @@ def _roles(
     lengths: Sequence[int],
 ) -> Roles:
     about = (model.card.name, weight_hash_of(model), *shape, rules, found, *prompts, {})
-    return Roles(*about, canvas_tokens=(min(lengths), max(lengths)), config_hash=model.card.config_hash)
+    known = {"canvas_tokens": (min(lengths), max(lengths)), "config_hash": model.card.config_hash}
+    return Roles(*about, **known, dtype=model.card.dtype)
 
 
 def _lasting(chosen: Sequence[Rows], rules: Rules) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
@@ -166,7 +225,7 @@ def _lasting(chosen: Sequence[Rows], rules: Rules) -> tuple[list[tuple[int, int]
 def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules: Rules) -> HeadRole:
     """Return the role of a head from the rows of the prompts that judge."""
     mine = [[dict(row) for row in prompt if (row["layer"], row["head"]) == head] for prompt in judged]
-    rows = [row for prompt in mine for row in prompt]
+    rows = [row for prompt in mine for row in prompt if "sink" in row]
     lasting = float(np.mean([row["sink"] for row in rows])) if rows else 0.0
     for row in rows:
         if "kl.sink.zero" in row:
@@ -174,17 +233,18 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules
     measured, nothing = _estimates(mine), Estimate(None, None, None)
     names = ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness", "taken.sink")
     role, reason = decide(lasting, *(measured.get(name, nothing) for name in names), rules)
-    hidden, removable = measured.get("kl.sink", nothing), None
+    hidden = measured.get("kl.sink", nothing)
+    need: Need = "open"
     if hidden.low is not None and hidden.high is not None and not hidden.low <= rules.changed <= hidden.high:
-        removable = hidden.high < rules.changed
-    text, tokens = None, [row["token"] for row in rows if "token" in row]
-    if tokens:
-        token, tokenizer = max(sorted(set(tokens)), key=tokens.count), model.tokenizer
+        need = "dispensable" if hidden.high < rules.changed else "needed"
+    (tokens, places), text = ([row[name] for row in rows if name in row] for name in ("token", "position")), None
+    (token, most), (_, second) = (*Counter(tokens).most_common(2), (None, 0), (None, 0))[:2]
+    if most > second:
         text = str(token)
-        if tokenizer is not None:
+        if (tokenizer := model.tokenizer) is not None:
             text = tokenizer.decode([token]) or tokenizer.convert_ids_to_tokens(token) or f"<{token}>"
-    place = measured.get("place", nothing).mean
-    return HeadRole(*head, role, reason, lasting, place, text, measured, *count_to_hide(measured, rules), removable)
+    where = (measured.get("place", nothing).mean, max(places, key=places.count, default=None), text)
+    return HeadRole(*head, need, role, reason, lasting, *where, measured, *count_to_hide(measured, rules))
 
 
 def _estimates(by_prompt: Sequence[Rows]) -> dict[str, Estimate]:
@@ -237,11 +297,15 @@ def find_roles_on(
     prompts: dict[int, list[Probe]] = {number: [] for number in sorted({probe.prompt for probe in probes})}
     for probe in probes:
         prompts[probe.prompt].append(probe)
-    measured = (model, rules, rows, control_seed)
-    chosen = [sinks_by_head(mine, (), *measured) for number, mine in prompts.items() if number % 2 == 0]
+    chosen = [sinks_by_head(mine, model, rules) for number, mine in prompts.items() if number % 2 == 0]
     heads, shape = _lasting(chosen, rules)
-    judged = [measure_heads(mine, heads, *measured) for number, mine in prompts.items() if number % 2]
-    found = tuple(_conclude(model, head, judged, rules) for head in heads)
+    judges = {number: mine for number, mine in prompts.items() if number % 2}
+
+    def measure(kind: str, some: Heads) -> dict[int, Rows]:
+        how = (some, model, rules, control_seed, {"rows": rows})
+        return {number: _measure(kind, mine, *how) for number, mine in judges.items()}
+
+    found, judged = _judge(model, heads, rules, measure)
     return _roles(model, rules, shape, found, (len(prompts), len(judged)), [len(probe.tokens) for probe in probes])
 
 
@@ -269,17 +333,17 @@ def cost_of_roles(
 
     Returns:
         ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls.
-        ``forwards``: all calls. ``passes``: all canvases that are read, beside the writing.
+        ``forwards``: all calls. ``passes``: canvases that are read beside the writing, in calls through all layers.
     """
     generation = prompts * resolve_settings(family, **settings).most_calls
     canvases = 1 if family.causal else canvases
     heads, judged = layers * heads_in_layer, prompts // 2 * canvases
-    kinds = heads * (REMOVALS + len(MOST_HIDDEN))
-    removed, looked = judged * (kinds + 2), prompts * canvases + judged  # the sinks taken together are looked at again
+    kinds, groups = heads * (len(REMOVALS) + len(MOST_HIDDEN)), 4 * (2 + len(ROLES) - 1)  # those of each class at once
+    removed, looked = judged * (kinds + groups), prompts * canvases + judged * (len(MOST_HIDDEN) + 5)
     return {
         "heads": heads,
         "generation": generation,
         "rows": removed,
-        "passes": removed + looked,
-        "forwards": generation + looked + judged * (math.ceil(kinds / rows) + 1),
+        "passes": math.ceil(judged * kinds * (layers + 1) / (2 * layers)) + judged * groups + 2 * looked,
+        "forwards": generation + 2 * looked + judged * (math.ceil(kinds / rows) + 5),
     }

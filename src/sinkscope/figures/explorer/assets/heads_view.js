@@ -38,7 +38,7 @@ class HeadsView {
     }
     const main = recording.main(step, layer, head);
     if (main >= 0) lines.push(`main sink in step ${step}: ${quoted(recording.text(recording.token(step, main)))} at position ${main}`);
-    if (role) lines.push(`role of its sink: ${role.role}`);
+    if (role) lines.push(`verdict on its sink: ${role.need}, ${role.role}`);
     return lines.join("\n");
   }
   statisticAt(name, layer, head, step) {
