@@ -102,13 +102,14 @@ def test_roles():
     from sinkscope.roles.verdict import Estimate, Rules
 
     measured = {"share": Estimate(0.25, 0.2, 0.3), "kl.sink.zero": Estimate(None, None, None)}
-    told = [("broadcast", HOSTILE[0], False), ("idle", " and", True), ("undecided", None, None)]
+    told = [("needed", "broadcast", HOSTILE[0]), ("dispensable", "idle", " and"), ("open", "undecided", None)]
     heads = tuple(
-        HeadRole(1, head, role, "", 1.0, 0.0, token, measured, None, 1, removable)
-        for head, (role, token, removable) in enumerate(told)
+        HeadRole(1, head, need, role, "", 1.0, 0.0, 7, token, measured, None, 1)
+        for head, (need, role, token) in enumerate(told)
     )
     text = shown(Roles("lab", "0123", 6, 6, Rules(), heads, 16, 8, {}))
-    assert "1 1 idle ' and' 25.0% – yes" in text and text.index("1 1 idle") < text.index("1 0 broadcast")
+    assert "1 1 dispensable, idle ' and' 25.0% –" in text and "1 2 open, undecided at 7 25.0%" in text
+    assert text.index("1 1 dispensable") < text.index("1 0 needed")
 
 
 def test_a_card_stays_small_and_says_what_is_left_out():

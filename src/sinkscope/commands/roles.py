@@ -69,7 +69,7 @@ class Roles(Command):
         rows: canvases in one forward call, fewer on a CPU.
         control_seed: of the keys that are drawn at random.
         head: prints all the evidence of heads, such as 4.2,5.0, in words.
-        dry_run: prints what it costs at most (forward calls, time, memory), and reads no weights.
+        dry_run: prints what it costs at most (time, forward calls), and reads no weights.
     """
 
     model: ModelName
@@ -133,7 +133,7 @@ class Roles(Command):
 
     def _print_cost(self, texts: Sequence[str], settings: Mapping[str, Any]) -> None:
         from sinkscope.decoding import resolve_settings
-        from sinkscope.evaluation.cost import GIB, assumptions, card_of, estimate_passes, text_tokens
+        from sinkscope.evaluation.cost import card_of, estimate_passes, text_tokens
         from sinkscope.evaluation.task_plans import family_and_shape
         from sinkscope.lab.prompts import task_of
         from sinkscope.roles import cost_of_roles
@@ -141,44 +141,30 @@ class Roles(Command):
         family, shape = family_and_shape(self.model)
         calls = cost_of_roles(family, shape.layers, shape.heads, len(texts), self.canvases, self.rows, **settings)
         length, card = resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
-        whole, on_cpu = self.dtype == "float32", (self.device, self.gpu, self.tflops) == ("cpu", None, None)
-        if on_cpu:
+        if (self.device, self.gpu, self.tflops) == ("cpu", None, None):
             card = this_cpu()
-        elif whole and self.tflops is None:
+        elif self.dtype == "float32" and self.tflops is None:
             card = replace(card, tflops=card.tflops / FP32)
         if self.prompts is None:
-            tokens, guess = text_tokens(task_of(self.model), self.shots), "typical for the lab's problems"
+            tokens = text_tokens(task_of(self.model), self.shots)
         else:
-            tokens, guess = round(sum(map(len, texts)) / len(texts) / 4), "a quarter of their letters"
+            tokens = round(sum(map(len, texts)) / len(texts) / 4)
         canvas, writing = tokens + length, calls["generation"]
         written = len(texts) if family.causal else writing
-        judging = (calls["passes"], calls["forwards"] - writing, self.rows)  # half of the layers, but all predictions
         parts = (
             estimate_passes(shape, canvas, length, written, writing, 1, card),
-            estimate_passes(shape, canvas, 2 * length, *judging, card),
+            # half of the layers, but all predictions
+            estimate_passes(shape, canvas, 2 * length, calls["passes"], calls["forwards"] - writing, self.rows, card),
         )
-        found = {
-            **calls,
-            "seconds": 3600 * sum(part.gpu_hours for part in parts),
-            "memory_gib": parts[1].memory_gib + whole * 2 * shape.parameters / GIB,
-            "rows_on_card": None if on_cpu else parts[1].batch_on_card,
-            "card": card.name,
-            "prompt_tokens": tokens,
-            "settings": dict(settings),
-            "assumptions": [f"{card.name}: {1000 * card.tflops:.3g} GFLOP/s in {self.dtype}.", assumptions(card)[1]],
-        }
+        seconds = 3600 * sum(part.gpu_hours for part in parts)
+        found = {**calls, "seconds": seconds, "card": card.name, "tflops": card.tflops, "prompt_tokens": tokens}
         if self.json:
-            return print_json(found)
-        fit, minutes = found["rows_on_card"], found["seconds"] / 60
-        time = f"{found['seconds']:.0f} seconds" if minutes < 2 else f"{minutes:.0f} minutes"
-        hours = time if minutes < 100 else f"{minutes / 60:.1f} hours"
-        say(f"at most {hours} on {card.name} in {self.dtype}, with {found['memory_gib']:.2f} GiB", end="")
-        room = f"takes {fit:,} canvases of {canvas:,} tokens at a time" if fit else "has no room for one canvas"
-        say("" if on_cpu else f"; it {room}")
-        say(f"at most {found['forwards']:,} forward calls, if all {counted(found['heads'], 'head')} have a sink:")
-        say(f"  {writing:,} to write the answers")
-        say(f"  {found['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
-        say(f"Assumed: prompts of {tokens:,} tokens ({guess}).", *found["assumptions"], sep="\nAssumed: ")
+            return print_json({**found, "settings": dict(settings)})
+        time = f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+        say(f"at most {time} on {card.name} in {self.dtype} ({1000 * card.tflops:,.3g} GFLOP/s),")
+        say(f"if all {counted(calls['heads'], 'head')} have a sink: {calls['forwards']:,} forward calls,")
+        say(f"  {writing:,} to write answers to prompts of about {tokens:,} tokens")
+        say(f"  {calls['rows']:,} canvases, in batches of {self.rows}, to take each head's sink away")
 
     def _read_prompts(self) -> tuple[list[str], dict[str, str | int]]:
         """Return the prompts and their source, which is stored with the roles."""
@@ -197,7 +183,7 @@ def headline(found: Any) -> str:
     free, said = found.count("dispensable"), ""
     for name, which in (("idle", f"all {found.count('idle')} idle ones"), ("dispensable", f"these {free}")):
         if not said and name in found.together:
-            said = f"; {which} together cost {_in_words(found.together[name].measured['kl.sink'], 3, ' nats')}"
+            said = f"; {which} together cost {_in_words(found.together[name].measured['kl.sink'], 3)} nats"
     return f"{free} of {counted(len(found.heads), 'sink')} can go singly{said}"
 
 
@@ -230,8 +216,10 @@ def print_roles(found: Any) -> None:
     rows, remarks = [], dict[str, list[str]]()
     for one in found.ordered:
         place, unmatched = f"{one.layer}.{one.head}", _unmatched(one)
-        taken = "/".join(_percent(_mean(one, f"taken.{name}"), below_one=1) for name in ("sink", "rowmass"))
-        adds, others = (_thousandths(_mean(one, name)) for name in ("kl.sink.zero", "kl.rowmass"))
+        taken = "/".join(_shown(_mean(one, f"taken.{name}"), 100, 0.995) for name in ("sink", "rowmass"))
+        adds, hidden, others = (_shown(_mean(one, f"kl.{name}")) for name in ("sink.zero", "sink", "rowmass"))
+        if (known := one.measured.get("kl.sink")) is not None and known.low is not None:
+            hidden += f" {_shown(known.low)}–{_shown(known.high)}"
         token = one.sink if len(one.sink) < 9 else one.sink[:7] + "…"
         rows.append(
             (
@@ -240,7 +228,7 @@ def print_roles(found: Any) -> None:
                 token,
                 taken + "!" * unmatched,
                 adds,
-                _with_interval(one, "kl.sink"),
+                hidden,
                 others,
                 one.to_hide,
             )
@@ -276,26 +264,18 @@ def evidence(found: Any, layer: int, head: int) -> str:
         known = ", ".join(f"{one.layer}.{one.head}" for one in found.heads)
         expected = f"such as {known}" if known else "found none in this model; leave --head out"
         raise CallError(f"--head {layer}.{head}: expected a head with a lasting sink, {expected}")
-    lines = [
-        f"head {layer}.{head} is {one.verdict}: {one.reason}",
-        f"  its sink: most often {one.sink}, at {_percent(one.place)} % of the canvas, "
-        f"in {_percent(one.lasting)} % of the canvases",
-    ]
+    where = f"at {_shown(one.place, 100, 0)} % of the canvas, in {_shown(one.lasting, 100, 0)} % of the canvases"
+    lines = [f"head {layer}.{head} is {one.verdict}: {one.reason}", f"  its sink: most often {one.sink}, {where}"]
     for name, text in MEASURED.items():
         if name in one.measured:
-            factor = 100 if text.endswith("%") else 1
-            shown = _in_words(one.measured[name], 4 if name.startswith("kl.") else 2, factor=factor)
-            if name.startswith("kl."):
-                shown += f", {_percent(_mean(one, f'kept{name[2:]}'))} % keep their first choice"
-            lines.append(f"  {text + ':':<62}{shown}")
-    if _unmatched(one):
-        lines.append(f"  {UNMATCHED}")
-    goes = [f"{word} {_percent(_mean(one, name))} %" for name, word in GOES.items() if name in one.measured]
-    lines += [
-        f"  hidden, its attention goes to: {', '.join(goes)}",
-        f"  columns to hide until the predictions change by more than {found.rules.changed:g} nats: {one.to_hide}",
-    ]
-    return "\n".join(lines)
+            digits, factor = 4 if name.startswith("kl.") else 2, 100 if text.endswith("%") else 1
+            kept = f", {_shown(_mean(one, f'kept{name[2:]}'), 100, 0)} % keep" if name.startswith("kl.") else ""
+            lines.append(f"  {text}: {_in_words(one.measured[name], digits, factor)}{kept}")
+    goes = [f"{word} {_shown(_mean(one, name), 100, 0)} %" for name, word in GOES.items() if name in one.measured]
+    lines += [f"  {UNMATCHED}"] * _unmatched(one)
+    lines += [f"  hidden, its attention goes to: {', '.join(goes)}"]
+    lines += [f"  columns to hide until the predictions change by {found.rules.changed:g} nats: {one.to_hide}"]
+    return "\n".join(fill(line, WIDTH, subsequent_indent="    ") for line in lines)
 
 
 def this_cpu() -> Any:
@@ -323,26 +303,12 @@ def read_head(text: str) -> tuple[int, int]:
 
 
 def _mean(one: Any, name: str) -> float | None:
-    estimate = one.measured.get(name)
-    return None if estimate is None else estimate.mean
+    return one.measured[name].mean if name in one.measured else None
 
 
-def _thousandths(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{1000 * value:.1f}" if 1000 * value < 9.95 else f"{1000 * value:.0f}"
-
-
-def _with_interval(one: Any, name: str) -> str:
-    estimate = one.measured.get(name)
-    if estimate is None or estimate.low is None:
-        return _thousandths(_mean(one, name))
-    return f"{_thousandths(estimate.mean)} {_thousandths(estimate.low)}–{_thousandths(estimate.high)}"
-
-
-def _percent(value: float | None, below_one: int = 0) -> str:
-    """Return a share in percent, with so many digits behind the point where it is less than one."""
-    return "–" if value is None else f"{100 * value:.{below_one if value < 0.00995 else 0}f}"
+def _shown(value: float | None, factor: float = 1000, small: float = 9.95) -> str:
+    """Return a number times a factor, with a digit behind the point below ``small``."""
+    return "–" if value is None else f"{factor * value:.{factor * value < small:d}f}"
 
 
 def _unmatched(one: Any) -> bool:
@@ -350,11 +316,8 @@ def _unmatched(one: Any) -> bool:
     return sink is not None and control is not None and control < MATCHED * sink
 
 
-def _in_words(estimate: Any, digits: int, unit: str = "", factor: float = 1.0) -> str:
+def _in_words(estimate: Any, digits: int, factor: float = 1.0) -> str:
     if estimate is None or estimate.mean is None:
         return "–"
-    mean, low, high = (
-        "–" if value is None else f"{factor * value:.{digits}f}"
-        for value in (estimate.mean, estimate.low, estimate.high)
-    )
-    return f"{mean if low == '–' else f'{mean} ({low} to {high})'}{unit}"
+    mean, *ends = (None if one is None else f"{factor * one:.{digits}f}" for one in vars(estimate).values())
+    return mean if None in ends else f"{mean} ({' to '.join(ends)})"

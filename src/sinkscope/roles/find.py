@@ -329,11 +329,10 @@ def cost_of_roles(
     rows: int = 32,
     **settings: Any,
 ) -> dict[str, int]:
-    """Return how many forward calls `find_roles` makes at most, where every head has a lasting sink.
+    """Return how many ``forwards``, all calls, `find_roles` makes at most, where every head has a lasting sink.
 
-    Returns:
-        ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls.
-        ``forwards``: all calls. ``passes``: canvases that are read beside the writing, in calls through all layers.
+    ``generation`` of them write answers; ``rows`` are canvases from which sinks are taken, as much work as ``passes``
+    through all layers.
     """
     generation = prompts * resolve_settings(family, **settings).most_calls
     canvases = 1 if family.causal else canvases
