@@ -183,7 +183,7 @@ def headline(found: Any) -> str:
     free, said = found.count("dispensable"), ""
     for name, which in (("idle", f"all {found.count('idle')} idle ones"), ("dispensable", f"these {free}")):
         if not said and name in found.together:
-            said = f"; {which} together cost {_in_words(found.together[name].measured['kl.sink'], 3)} nats"
+            said = f"; {which} together cost {found.together[name].measured['kl.sink'].mean:.3g} nats"
     return f"{free} of {counted(len(found.heads), 'sink')} can go singly{said}"
 
 
