@@ -68,13 +68,12 @@ def head_role(**others):
 def test_the_tables_fit_80_columns_and_show_intervals_controls_and_what_classes_cost_together(capsys):
     from sinkscope.commands.roles import evidence, heading, print_roles
     from sinkscope.roles import Estimate, Roles, Rules
-    from sinkscope.roles.head_roles import Together
 
     names = ("sink", "sink.zero", "rowmass", "rowmass.zero")
     measured = {f"kl.{name}": Estimate(1.2345, 1.1, 1.3) for name in names}
     heads = [head_role(layer=number // 20, head=number % 20) for number in range(582, 611)]
     heads.append(head_role(layer=30, head=11, need="needed", role="idle", token=None))
-    together = {"dispensable": Together(((4, 2), (5, 1)), measured), "undecided": Together(((4, 2), (5, 1)), measured)}
+    together = {"dispensable": measured, "undecided": measured}
     found = Roles("lab", "0" * 64, 60, 20, Rules(), tuple(heads), 16, 8, {}, {"length": 32}, together, dtype="bfloat16")
     print_roles(found)
     text = f"{heading(found)}\n{capsys.readouterr().out}\n{evidence(found, 29, 2)}"

@@ -139,7 +139,8 @@ class Roles(Command):
         from sinkscope.roles import cost_of_roles
 
         family, shape = family_and_shape(self.model)
-        calls = cost_of_roles(family, shape.layers, shape.heads, len(texts), self.canvases, self.rows, **settings)
+        how = (family, (shape.layers, shape.heads), len(texts), self.canvases, self.rows)
+        calls = cost_of_roles(*how, **settings)
         length, card = resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
         if (self.device, self.gpu, self.tflops) == ("cpu", None, None):
             card = this_cpu()
@@ -183,7 +184,7 @@ def headline(found: Any) -> str:
     free, said = found.count("dispensable"), ""
     for name, which in (("idle", f"all {found.count('idle')} idle ones"), ("dispensable", f"these {free}")):
         if not said and name in found.together:
-            said = f"; {which} together cost {found.together[name].measured['kl.sink'].mean:.3g} nats"
+            said = f"; {which} together cost {found.together[name]['kl.sink'].mean:.3g} nats"
     return f"{free} of {counted(len(found.heads), 'sink')} can go singly{said}"
 
 
@@ -208,7 +209,7 @@ def print_roles(found: Any) -> None:
 
     rows = []
     for name in (*NEEDS, *ROLES):
-        known = found.together[name].measured if name in found.together else {}
+        known = found.together.get(name, {})
         costs = (_in_words(known.get(f"kl.{rule}"), 3) for rule in ("sink", "sink.zero", "rowmass"))
         rows.append((name, str(found.count(name)), *costs))
     _print_table(("class", "heads", "hidden together", "zeroed together", "control together"), rows)

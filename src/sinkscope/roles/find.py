@@ -16,7 +16,7 @@ from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
 from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
-from sinkscope.roles.head_roles import HeadRole, Roles, Together
+from sinkscope.roles.head_roles import HeadRole, Roles
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
@@ -138,12 +138,12 @@ def find_roles(
         found, judged = _judge(
             model, heads, rules, lambda *of: each([one for one in numbers[1::2] if one not in failed], *of)
         )
-        together: dict[str, Together] = {}
+        together: dict[str, dict[str, Estimate]] = {}
         for name in ("dispensable", *ROLES):
-            some = tuple((one.layer, one.head) for one in found if name in (one.need, one.role))
+            some = [(one.layer, one.head) for one in found if name in (one.need, one.role)]
             costs = [measured(number, f"together.{name}", some) for number in judged] if len(some) > 1 else []
             if known := [one for one in costs if one is not None]:
-                together[name] = Together(some, _estimates(known))
+                together[name] = _estimates(known)
         lengths = [len(model.encode(prompts[at])) + resolved.length for at in numbers if at not in failed]
         roles = _roles(model, rules, shape, found, (len(prompts), len(judged)), lengths)
         roles = replace(roles, failed=failed, settings={**settings, "canvases": canvases}, together=together)
@@ -183,8 +183,8 @@ class _Progress:
     def __init__(self, model: Model, canvases: int, changed: float, report: Callable[[str, int, int], object] | None):
         self.canvases, self.changed, self.report = canvases, changed, report or (lambda *numbers: None)
         table = model.card.vocabulary * model.card.hidden_size  # half of the tokens are predicted
-        share = table / 2 / max(1, sum(one.numel() for one in model.network.parameters()) - table)
-        self.layers = model.card.layers + round(model.card.layers * share)
+        inner = max(1, sum(one.numel() for one in model.network.parameters()) - table)
+        self.layers = round(model.card.layers * (1 + table / 2 / inner))
         self.done = self.now = self.later = 0
 
     def begin(self, kind: str, heads: Heads, prompts: int, done: int, found: Mapping[int, Rows]) -> None:
@@ -321,28 +321,18 @@ def check_halves(probes: Sequence[Probe]) -> None:
 
 
 def cost_of_roles(
-    family: Family,
-    layers: int,
-    heads_in_layer: int,
-    prompts: int,
-    canvases: int = CANVASES,
-    rows: int = 32,
-    **settings: Any,
+    family: Family, shape: tuple[int, int], prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any
 ) -> dict[str, int]:
-    """Return how many ``forwards``, all calls, `find_roles` makes at most, where every head has a lasting sink.
+    """Return how many ``forwards``, all calls, `find_roles` makes at most for layers of so many heads, all with sinks.
 
     ``generation`` of them write answers; ``rows`` are canvases from which sinks are taken, as much work as ``passes``
     through all layers.
     """
-    generation = prompts * resolve_settings(family, **settings).most_calls
+    generation, heads = prompts * resolve_settings(family, **settings).most_calls, shape[0] * shape[1]
     canvases = 1 if family.causal else canvases
-    heads, judged = layers * heads_in_layer, prompts // 2 * canvases
-    kinds, groups = heads * (len(REMOVALS) + len(MOST_HIDDEN)), 4 * (2 + len(ROLES) - 1)  # those of each class at once
-    removed, looked = judged * (kinds + groups), prompts * canvases + judged * (len(MOST_HIDDEN) + 5)
-    return {
-        "heads": heads,
-        "generation": generation,
-        "rows": removed,
-        "passes": math.ceil(judged * kinds * (layers + 1) / (2 * layers)) + judged * groups + 2 * looked,
-        "forwards": generation + 2 * looked + judged * (math.ceil(kinds / rows) + 5),
-    }
+    judged, kinds = prompts // 2 * canvases, heads * (len(REMOVALS) + len(MOST_HIDDEN))
+    groups, looked = judged * 4 * (1 + len(ROLES)), 2 * (prompts * canvases + judged * (len(MOST_HIDDEN) + 5))
+    passes = math.ceil(judged * kinds * (shape[0] + 1) / (2 * shape[0])) + groups + looked
+    forwards = generation + looked + judged * (math.ceil(kinds / rows) + 1 + len(ROLES))
+    found = {"heads": heads, "generation": generation, "rows": judged * kinds + groups}
+    return {**found, "passes": passes, "forwards": forwards}

@@ -71,16 +71,6 @@ class HeadRole:
 
 
 @dataclass(frozen=True)
-class Together:
-    """The cost of hiding the sinks of several heads at once on the prompts that judged them: {``kl.RULE``,
-    ``kept.RULE``: estimate} for ``sink``, ``sink.zero``, ``rowmass`` and ``rowmass.zero``.
-    """
-
-    heads: tuple[tuple[int, int], ...]
-    measured: Mapping[str, Estimate]
-
-
-@dataclass(frozen=True)
 class Roles:
     """The roles of a model's heads.
 
@@ -89,7 +79,9 @@ class Roles:
         prompts, judged: how many prompts there were, and how many of them judged.
         failed: {prompt: why} of prompts that could not be measured.
         settings: of the sampler, and ``canvases`` of each prompt; empty where they are not known, as source may be.
-        together: of the heads that are ``dispensable``, and of each role, where there are two, if it was measured.
+        together: {``dispensable`` or a role: {``kl.RULE``, ``kept.RULE``: estimate}} of hiding the sinks of all such
+            heads at once on the prompts that judged them, where there are two, if it was measured; RULE: ``sink``,
+            ``sink.zero``, ``rowmass`` or ``rowmass.zero``.
         dtype: of the weights and the measurement; empty where it is not known.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``.
         canvas_tokens: tokens of the shortest and the longest canvas with the whole answer; None where not known.
@@ -106,7 +98,7 @@ class Roles:
     judged: int
     failed: Mapping[int, str]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    together: Mapping[str, Together] = field(default_factory=dict)
+    together: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     source: Mapping[str, str | int] = field(default_factory=dict)
     canvas_tokens: tuple[int, int] | None = None
     config_hash: str = ""
