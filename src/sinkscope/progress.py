@@ -34,26 +34,22 @@ class _Lines:
     def flush(self) -> None:
         sys.stderr.flush()
 
-    def reach(self, done: int, total: int) -> None:
-        """Show how many pieces are done, of how many that are expected now."""
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
-
 
 @contextmanager
 def show_stages(name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar for each unit of work, one after the other, and give the function to which the work reports.
+    """Give a function that takes a unit of work, how much is done and how much is expected, and shows a bar for it.
 
-    The time left follows from the mean speed of a unit, as pieces differ in size.
+    The time left follows from the mean speed so far, as pieces differ in size.
     """
-    shown: list[Any] = [None, None]
+    shown: dict[str, Any] = {}
     with ExitStack() as bars:
 
         def report(units: str, done: int, total: int) -> None:
-            if shown[0] != units:
+            if units not in shown:
                 bars.close()
-                shown[:] = units, bars.enter_context(show_progress(total, name, units, done=done, smoothing=0.0))
-            shown[1].reach(done, total)
+                shown[units] = bars.enter_context(show_progress(total, name, units, smoothing=0.0))._bar
+            shown[units].total = total
+            shown[units].update(done - shown[units].n)
 
         yield report
 

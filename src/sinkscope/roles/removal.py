@@ -117,6 +117,8 @@ def divergences(
     lowest = [min((one.layer for one in group), default=0) for group in removals]
     while len(kl) < len(removals):
         now = slice(len(kl), len(kl) + rows)
+        if 2 * (same := lowest[now].count(lowest[len(kl)])) >= rows:  # the next begin higher
+            now = slice(len(kl), len(kl) + same)
         part, layer = removals[now], min(lowest[now])
         try:
             with (
