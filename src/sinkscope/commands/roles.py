@@ -179,22 +179,17 @@ class Roles(Command):
         return texts, {"task": task, "shots": self.shots}
 
 
-def headline(found: Any) -> str:
-    """Return how many sinks can go alone, and what hiding many together costs."""
+def heading(found: Any) -> str:
+    """Return how many sinks can go alone, what hiding many together costs, the model, and how it was measured."""
     free, said = found.count("dispensable"), ""
     for name, which in (("idle", f"all {found.count('idle')} idle ones"), ("dispensable", f"these {free}")):
         if not said and name in found.together:
             said = f"; {which} together cost {found.together[name]['kl.sink'].mean:.3g} nats"
-    return f"{free} of {counted(len(found.heads), 'sink')} can go singly{said}"
-
-
-def heading(found: Any) -> str:
-    """Return the headline, the model, and how it was measured."""
     shown = [name for name in ("length", "steps", "block", "canvases") if name in found.settings]
     used = ", ".join([*(f"{name} {found.settings[name]}" for name in shown), *filter(None, [found.dtype])])
     tokens = " to ".join(map(str, sorted({*(found.canvas_tokens or ())})))
     lines = (
-        headline(found),
+        f"{free} of {counted(len(found.heads), 'sink')} can go singly{said}",
         f"{found.model}{f' ({used})' if used else ''}: {len(found.heads)} of {found.layers * found.heads_in_layer} "
         f"heads have a lasting sink (Eq. 3, ε = {found.rules.excess:g})",
         f"chosen on {counted(found.prompts - found.judged - len(found.failed), 'prompt')}, judged on {found.judged} "

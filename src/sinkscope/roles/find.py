@@ -5,7 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,8 @@ def find_roles(
             if known := [one for one in costs if one is not None]:
                 together[name] = _estimates(known)
         lengths = [len(model.encode(prompts[at])) + resolved.length for at in numbers if at not in failed]
-        roles = _roles(model, rules, shape, found, (len(prompts), len(judged)), lengths)
-        roles = replace(roles, failed=failed, settings={**settings, "canvases": canvases}, together=together)
+        known = {"settings": {**settings, "canvases": canvases}, "together": together, "lengths": lengths}
+        roles = _roles(model, shape, rules, found, len(prompts), len(judged), failed, **known)
         if folder is not None:
             roles.save(folder)
         return roles
@@ -203,17 +203,10 @@ class _Progress:
         self.report("layers", self.done, self.done + self.now + self.later)
 
 
-def _roles(
-    model: Model,
-    rules: Rules,
-    shape: tuple[int, ...],
-    found: tuple[HeadRole, ...],
-    prompts: tuple[int, int],
-    lengths: Sequence[int],
-) -> Roles:
-    about = (model.card.name, weight_hash_of(model), *shape, rules, found, *prompts, {})
-    known = {"canvas_tokens": (min(lengths), max(lengths)), "config_hash": model.card.config_hash}
-    return Roles(*about, **known, dtype=model.card.dtype)
+def _roles(model: Model, shape: tuple[int, ...], *found: Any, lengths: Sequence[int], **more: Any) -> Roles:
+    known = {"config_hash": model.card.config_hash, "dtype": model.card.dtype, **more}
+    ends = (min(lengths), max(lengths))
+    return Roles(model.card.name, weight_hash_of(model), *shape, *found, canvas_tokens=ends, **known)
 
 
 def _lasting(chosen: Sequence[Rows], rules: Rules) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
@@ -294,9 +287,7 @@ def find_roles_on(
     for number, probe in enumerate(probes):
         check_probe(model, probe, f"probe {number}")
     check_halves(probes)
-    prompts: dict[int, list[Probe]] = {number: [] for number in sorted({probe.prompt for probe in probes})}
-    for probe in probes:
-        prompts[probe.prompt].append(probe)
+    prompts = {number: [one for one in probes if one.prompt == number] for number in sorted({p.prompt for p in probes})}
     chosen = [sinks_by_head(mine, model, rules) for number, mine in prompts.items() if number % 2 == 0]
     heads, shape = _lasting(chosen, rules)
     judges = {number: mine for number, mine in prompts.items() if number % 2}
@@ -306,7 +297,8 @@ def find_roles_on(
         return {number: _measure(kind, mine, *how) for number, mine in judges.items()}
 
     found, judged = _judge(model, heads, rules, measure)
-    return _roles(model, rules, shape, found, (len(prompts), len(judged)), [len(probe.tokens) for probe in probes])
+    lengths = [len(probe.tokens) for probe in probes]
+    return _roles(model, shape, rules, found, len(prompts), len(judged), {}, lengths=lengths)
 
 
 def check_halves(probes: Sequence[Probe]) -> None:
