@@ -27,7 +27,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_roles(whole, tmp_path, monke
     model, prompts, folder, roles = whole
 
     def cut(unit, done, whole):
-        if unit == "layers" and done > 50:
+        if unit == "layers" and done > 25:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -205,9 +205,9 @@ def print_roles(found: Any) -> None:
     rows = []
     for name in (*NEEDS, *ROLES):
         known = found.together.get(name, {})
-        costs = (_in_words(known.get(f"kl.{rule}"), 3) for rule in ("sink", "sink.zero", "rowmass"))
-        rows.append((name, str(found.count(name)), *costs))
-    _print_table(("class", "heads", "hidden together", "zeroed together", "control together"), rows)
+        costs = [_in_words(known.get(f"kl.{rule}"), 3) for rule in ("sink", "sink.zero", "rowmass")]
+        rows.append((name, str(found.count(name)), costs[0], *(one.partition(" (")[0] for one in costs[1:])))
+    _print_table(("class", "heads", "hidden together", "zeroed together", "control hidden"), rows)
     say("in nats; other sets of heads were not tried\n")
     rows, remarks = [], dict[str, list[str]]()
     for one in found.ordered:
