@@ -29,8 +29,9 @@ MEASURED = 4
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 """How much more the control changes than the sink where both lose their contribution, prompt by prompt."""
+KINDS = {"judge": REMOVALS, "top": tuple(f"top.{many}" for many in MOST_HIDDEN)}
 Measure = Callable[[str, Heads], dict[int, Rows]]
-"""Measures the prompts that judge: ``judge``, or ``top.K`` for heads in which fewer keys do not settle it."""
+"""Measures the prompts that judge: ``judge``, or ``top`` for heads in which the sink alone does not settle it."""
 
 
 @own_defaults()
@@ -159,21 +160,20 @@ def _measure(
         return sinks_by_head(probes, model, rules)
     if kind.startswith("together"):
         return measure_together(probes, heads, model, rules, seed, rows=how["rows"])
-    return measure_heads(probes, heads, model, rules, REMOVALS if kind == "judge" else (kind,), seed, **how)
+    return measure_heads(probes, heads, model, rules, KINDS[kind], seed, **how)
 
 
 def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[tuple[HeadRole, ...], dict[int, Rows]]:
     """Return the role of each head and the rows of each prompt that judges.
 
-    More keys are hidden together only in those heads where fewer are not shown to change the predictions.
+    More keys are hidden together only in those heads where the sink alone is not shown to change the predictions.
     """
     judged = measure("judge", heads)
     found = {head: _conclude(model, head, [*judged.values()], rules) for head in heads}
-    for many in MOST_HIDDEN:
-        if some := [head for head in heads if found[head].substitutes is None]:
-            for number, rows in measure(f"top.{many}", some).items():
-                judged[number] = judged[number] + rows
-            found |= {head: _conclude(model, head, [*judged.values()], rules) for head in some}
+    if some := [head for head in heads if found[head].substitutes is None]:
+        for number, rows in measure("top", some).items():
+            judged[number] = judged[number] + rows
+        found |= {head: _conclude(model, head, [*judged.values()], rules) for head in some}
     return tuple(found.values()), judged
 
 
@@ -192,11 +192,11 @@ class _Progress:
         if kind == "choose":
             return self.report("prompts", done, prompts)
         rows = [row["kl.sink"] for prompt in found.values() for row in prompt if "kl.sink" in row]
-        first = 0 if kind == "judge" else 1 + MOST_HIDDEN.index(int(kind[4:]))
-        open_ones = float(np.mean([one <= self.changed for one in rows])) if rows else 1.0 if first else 0.5
+        open_ones = float(np.mean([one <= self.changed for one in rows])) if rows else 0.5
         removal = self.canvases * sum(self.layers - layer for layer, _ in heads)
-        self.now = removal * (1 if first else len(REMOVALS))
-        self.later = (prompts - done - 1) * self.now + int((len(MOST_HIDDEN) - first) * prompts * removal * open_ones)
+        more = int(len(MOST_HIDDEN) * prompts * removal * open_ones) if kind == "judge" else 0
+        self.now = removal * len(KINDS[kind])
+        self.later = (prompts - done - 1) * self.now + more
 
     def count(self, layer: int) -> None:
         self.done, self.now = self.done + self.layers - layer, max(0, self.now - self.layers + layer)
@@ -323,7 +323,7 @@ def cost_of_roles(
     generation, heads = prompts * resolve_settings(family, **settings).most_calls, shape[0] * shape[1]
     canvases = 1 if family.causal else canvases
     judged, kinds = prompts // 2 * canvases, heads * (len(REMOVALS) + len(MOST_HIDDEN))
-    groups, looked = judged * 4 * (1 + len(ROLES)), 2 * (prompts * canvases + judged * (len(MOST_HIDDEN) + 5))
+    groups, looked = judged * 4 * (1 + len(ROLES)), 2 * (prompts * canvases + judged * (2 + len(ROLES)))
     passes = math.ceil(judged * kinds * (shape[0] + 1) / (2 * shape[0])) + groups + looked
     forwards = generation + looked + judged * (math.ceil(kinds / rows) + 1 + len(ROLES))
     found = {"heads": heads, "generation": generation, "rows": judged * kinds + groups}

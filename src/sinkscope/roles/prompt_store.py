@@ -2,7 +2,7 @@
 
 run.json                   the settings that decide the results; another run is refused
 choose/000000.json         of a prompt that chooses heads, which of them have a sink on each canvas
-judge/000001.json          of a prompt that judges them, a row for each head and canvas; top.K/ adds K hidden keys
+judge/000001.json          of a prompt that judges them, a row for each head and canvas; top/ has more keys hidden
 together.idle/000001.json  of the same prompt, the cost of hiding the sinks of a class of heads at once
 roles.json                 the verdicts, written at the end
 
