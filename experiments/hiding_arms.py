@@ -146,11 +146,8 @@ def by_role(given: argparse.Namespace) -> None:
 
 def heads_of(roles: Roles) -> dict[str, list[tuple[int, int]]]:
     """Return the heads by whether their sink can be hidden."""
-    kinds = {"free": True, "costly": False, "unknown": None}
-    return {
-        kind: [(one.layer, one.head) for one in roles.heads if one.removable is wanted]
-        for kind, wanted in kinds.items()
-    }
+    kinds = {"free": "dispensable", "costly": "needed", "unknown": "open"}
+    return {kind: [(one.layer, one.head) for one in roles.heads if one.need == need] for kind, need in kinds.items()}
 
 
 def rules_for(heads: dict[str, list[tuple[int, int]]]) -> dict[str, list[str]]:

@@ -241,7 +241,7 @@ def at_update(run: TrainingRun, update: int, corpus: Corpus) -> dict[str, Any]:
             "role": one.role,
             "reason": one.reason,
             "token": one.token,
-            "removable": one.removable,
+            "need": one.need,
             **{name: known.mean for name in TOLD if (known := one.measured.get(name)) is not None},
         }
         for one in found.heads

@@ -85,6 +85,22 @@ def test_a_generation(diffusion):
     assert "onerror" in shown(sinkscope.Generation(torch.zeros(9, dtype=torch.int64), HOSTILE[1] * 100, 3, 4))
 
 
+def test_roles():
+    from sinkscope.roles import Roles
+    from sinkscope.roles.head_roles import HeadRole
+    from sinkscope.roles.verdict import Estimate, Rules
+
+    measured = {"share": Estimate(0.25, 0.2, 0.3), "kl.sink.zero": Estimate(None, None, None)}
+    told = [("needed", "broadcast", HOSTILE[0]), ("dispensable", "idle", " and"), ("open", "undecided", None)]
+    heads = tuple(
+        HeadRole(1, head, need, role, "", 1.0, 0.0, 7, token, measured, None, 1)
+        for head, (need, role, token) in enumerate(told)
+    )
+    text = shown(Roles("lab", "0123", 6, 6, Rules(), heads, 16, 8, {}))
+    assert "1 1 dispensable, idle ' and' 25.0% –" in text and "1 2 open, undecided at 7 25.0%" in text
+    assert text.index("1 1 dispensable") < text.index("1 0 needed")
+
+
 def test_a_card_stays_small_and_says_what_is_left_out():
     rows = [[number, "x" * 10_000, *HOSTILE] for number in range(10_000)]
     html = card("title " * 1000, {HOSTILE[0]: HOSTILE[4], "empty": None}, HOSTILE, rows, more=5)

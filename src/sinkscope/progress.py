@@ -1,8 +1,8 @@
 """`show_progress`: a bar on a terminal and in a notebook, elsewhere a line every half minute."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from sinkscope.runs.files import printable
@@ -36,7 +36,28 @@ class _Lines:
 
 
 @contextmanager
-def show_progress(total: int, name: str, units: str, *, done: int = 0, shown: bool = True) -> Iterator[Progress]:
+def show_stages(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Give a function that takes a unit of work, how much is done and how much is expected, and shows a bar for it.
+
+    The time left follows from the mean speed so far, as pieces differ in size.
+    """
+    shown: dict[str, Any] = {}
+    with ExitStack() as bars:
+
+        def report(units: str, done: int, total: int) -> None:
+            if units not in shown:
+                bars.close()
+                shown[units] = bars.enter_context(show_progress(total, name, units, smoothing=0.0))._bar
+            shown[units].total = total
+            shown[units].update(done - shown[units].n)
+
+        yield report
+
+
+@contextmanager
+def show_progress(
+    total: int, name: str, units: str, *, done: int = 0, shown: bool = True, smoothing: float = 0.3
+) -> Iterator[Progress]:
     """Show on standard error how far the work ``name`` has come, while the body runs.
 
     Args:
@@ -49,7 +70,14 @@ def show_progress(total: int, name: str, units: str, *, done: int = 0, shown: bo
         form = f"{{desc}}: {{n:,}} of {{total:,}} {units}, {{elapsed}} so far, about {{remaining}} left{{postfix}}"
         how = {"file": _Lines(), "mininterval": SECONDS, "delay": SECONDS, "miniters": 1, "bar_format": form}
     with tqdm(
-        total=total, initial=done, desc=printable(name), unit=f" {units}", disable=not shown, dynamic_ncols=True, **how
+        total=total,
+        initial=done,
+        desc=printable(name),
+        unit=f" {units}",
+        disable=not shown,
+        dynamic_ncols=True,
+        smoothing=smoothing,
+        **how,
     ) as bar:
         yield Progress(bar)
 

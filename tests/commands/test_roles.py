@@ -27,17 +27,21 @@ def test_roles_are_printed_kept_and_resumed(run, idle_folder, prompts, tmp_path)
     assert status == 0 and found["prompts"] == 10 and found["judged"] == 5 and found["failed"] == {}
     kept = json.loads((tmp_path / "roles/roles.json").read_text())
     assert kept.pop("checksum") and found == kept
-    assert [(head["role"], head["substitutes"], head["removable"]) for head in found["heads"]] == [("idle", 1, False)]
+    verdicts = [(head["need"], head["role"], head["substitutes"]) for head in found["heads"]]
+    assert verdicts == [("needed", "idle", 1)] and found["dtype"] == "float32"
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "roles").rglob("0*.json")}
     assert len(before) == 10
     status, text, _ = run(*arguments)
-    assert status == 0 and "1 of 3 heads have a lasting sink" in text and "judged on 5 others" in text
-    assert "1 idle, 0 broadcast, 0 carrier, 0 undecided" in text
-    assert "idle (length 16, steps 16, block 16, canvases 1): 1 of 3 heads" in text
+    assert status == 0 and "judged on 5 others" in text and text.startswith("0 of 1 sink can go singly\n")
     assert before == {path: path.stat().st_mtime_ns for path in before}
     (name,) = [f"{head['layer']}.{head['head']}" for head in found["heads"]]
-    status, text, _ = run(*arguments, "--head", name)
-    assert status == 0 and f"head {name} is idle: adds little" in text and "columns to hide until" in text
+    assert f"\n{name}  needed, idle" in text and "(length 16, steps 16, block 16, canvases 1, float32)" in " ".join(
+        text.split()
+    )
+    status, text, _ = run(*arguments, "--head", f"{name},{name}")
+    assert (
+        status == 0 and text.count(f"head {name} is needed, idle: adds little") == 1 and "columns to hide until" in text
+    )
     other = next(one for one in ("0.0", "0.1") if one != name)
     for head, message in (
         (other, f"--head {other}: expected a head with a lasting sink, such as {name}"),
@@ -56,30 +60,32 @@ def head_role(**others):
     measured = {name: Estimate(value, value, value) for name, value in known.items()}
     measured |= {"kl.sink": Estimate(0.693, 0.339, 1.386), "kl.sink.zero": Estimate(0.0028, 0.0009, 0.007)}
     measured["kl.rowmass"] = Estimate(0.014, 0.01, 0.02)
-    fields = {"layer": 4, "head": 2, "substitutes": None, "substitutes_at_least": 1, "removable": None} | others
-    fields |= {"role": "undecided", "reason": "the interval holds both", "token": " a long token"}
-    return HeadRole(lasting=1.0, place=0.5, measured=measured, **fields)
+    fields = {"layer": 4, "head": 2, "substitutes": None, "substitutes_at_least": 1, "need": "dispensable"}
+    fields |= {"role": "undecided", "reason": "the interval holds both", "token": " a long token"} | others
+    return HeadRole(lasting=1.0, place=0.5, position=3, measured=measured, **fields)
 
 
-def test_the_table_shows_intervals_controls_and_a_match_that_failed():
-    from sinkscope.commands.roles import evidence, heading, table
+def test_the_tables_fit_80_columns_and_show_intervals_controls_and_what_classes_cost_together(capsys):
+    from sinkscope.commands.roles import evidence, heading, print_roles
     from sinkscope.roles import Estimate, Roles, Rules
-    from sinkscope.roles.head_roles import Together
 
-    measured = {f"{kind}.{name}": Estimate(0.2, 0.1, 0.3) for kind in ("kl", "kept") for name in ("sink", "rowmass")}
-    heads = tuple(head_role(layer=number // 20, head=number % 20) for number in range(82, 112))
-    found = Roles(
-        "lab", "0" * 64, 6, 20, Rules(), heads, 16, 8, {}, {"length": 32}, Together(((4, 2), (5, 1)), measured)
-    )
-    text = f"{heading(found)}\n{table(found)}\n{evidence(found, 4, 2)}"
-    assert [line for line in text.splitlines() if len(line) > 120] == []
-    row = table(found).splitlines()[1].split()
-    assert row[:2] == ["4.2", "undecided"] and row[-11:] == "26/11! 2.8 0.9–7.0 693 339–1386 14 – 91 token ? ?".split()
-    assert 'All 2 that "can go", hidden together: 0.2000 (0.1000 to 0.3000) nats' in text
-    assert "So each alone changes nothing, but together they do." in text
-    assert "the control takes of those that predict, in %:" in text and "11.00 (11.00 to 11.00)" in text
-    assert "\n! 4.2, 4.3" in text and "the control's keys hold much less" in " ".join(text.split())
-    assert "lab (length 32): 30 of 120 heads" in text
+    names = ("sink", "sink.zero", "rowmass", "rowmass.zero")
+    measured = {f"kl.{name}": Estimate(1.2345, 1.1, 1.3) for name in names}
+    heads = [head_role(layer=number // 20, head=number % 20) for number in range(582, 611)]
+    heads.append(head_role(layer=30, head=11, need="needed", role="idle", token=None))
+    together = {"dispensable": measured, "undecided": measured}
+    found = Roles("lab", "0" * 64, 60, 20, Rules(), tuple(heads), 16, 8, {}, {"length": 32}, together, dtype="bfloat16")
+    print_roles(found)
+    text = f"{heading(found)}\n{capsys.readouterr().out}\n{evidence(found, 29, 2)}"
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert text.startswith("29 of 30 sinks can go singly; these 29 together cost 1.23 nats\n")
+    lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert lines["29.2"][1:] == "dispensable, undecided ' a lon… 26/11! 2.8 693 339–1386 14 ?".split()
+    assert lines["30.11"][1:5] == ["needed,", "idle", "at", "3"]
+    assert "\nundecided      29 1.234 (1.100 to 1.300)" in text
+    assert "lab (length 32, bfloat16): 30 of 1200 heads" in text
+    assert "\n! 29.2, 29.3" in text and "the control's keys hold much less" in " ".join(text.split())
+    assert "the control takes of those that predict, in %: 11.00 (11.00 to" in " ".join(text.split())
 
 
 def test_a_bundled_model_is_asked_at_the_length_of_the_lab(run):
@@ -94,8 +100,12 @@ def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder
     status, output, _ = run("roles", diffusion_folder, "--prompts", prompts, "--dry-run", "--json", *SETTINGS)
     cost = json.loads(output)
     assert status == 0 and cost["generation"] == 10 * 16
-    assert (cost["rows"], cost["forwards"]) == (5 * 15 * 10 + 5 * 2, 10 * 17 + 5 * 5 + 5 * 2)  # 2 hidden together
-    assert cost["gpu_hours"] > 0 and cost["memory_gib"] > 0 and cost["rows_on_card"] > 32 and cost["prompt_tokens"] > 5
+    assert cost["rows"] == 5 * (15 * 10 + 5 * 4)  # 5 classes are hidden together
+    assert 0 < cost["passes"] < cost["rows"] and cost["seconds"] > 0 and cost["prompt_tokens"] > 5
+    arguments = ("roles", diffusion_folder, "--prompts", prompts, "--dry-run", *SETTINGS)
+    assert "seconds on this CPU (1 thread) in float32" in run(*arguments)[1]
+    on_card = json.loads(run(*arguments, "--json", "--gpu", "a100")[1])
+    assert on_card["card"] == "an A100 of 80 GB" and on_card["tflops"] < 10
     assert not list(tmp_path.iterdir())
 
 
@@ -117,16 +127,16 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     name = f"{head.layer}.{head.head}"
     _, text, error = run("tracks", traces / "000000", "--roles", roles)
     assert "traces have" not in error
-    assert "  idle: 1 head, " in text and text.rstrip().endswith(name)
-    assert "idle:" not in run("tracks", traces / "000000")[1]
-    assert f"  idle: {name}" in run("analyse", traces, "--no-sweep", "--no-choice", "--roles", roles)[1]
+    assert "  needed, idle: 1 head, " in text and text.rstrip().endswith(name)
+    assert ", idle:" not in run("tracks", traces / "000000")[1]
+    assert f"  needed, idle: {name}" in run("analyse", traces, "--no-sweep", "--no-choice", "--roles", roles)[1]
     trace = open_trace(traces / "000000")
     files = draw_figures([trace], tmp_path / "figures", only=["1"], roles=read_roles(roles))
     (png,) = [path for path in files if path.suffix == ".png"]
     with Image.open(png) as image:
-        assert f"layer {head.layer} head {head.head} (idle)" in image.info["Description"]
+        assert f"layer {head.layer} head {head.head} (needed, idle)" in image.info["Description"]
     page = write_page([trace], tmp_path / "page", roles=read_roles(roles)).read_text()
-    assert "What the sinks do" in page and "<td>idle</td>" in page
+    assert "What the sinks do" in page and "<td>needed, idle</td>" in page
     assert "What the sinks do" not in write_page([trace], tmp_path / "page").read_text()
     assert run("figures", traces / "000000", "--only", "3", "--out", tmp_path / "f", "--roles", roles)[0] == 0
     longer, (least, most) = tmp_path / "longer", found.canvas_tokens

@@ -14,7 +14,15 @@ from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
 from sinkscope.roles.probes import Probe, make_probes
 from sinkscope.roles.prompt_store import PromptStore
-from sinkscope.roles.removal import Removal, described_head, divergences, measure_heads, measure_together, sinks_by_head
+from sinkscope.roles.removal import (
+    REMOVALS,
+    Removal,
+    described_head,
+    divergences,
+    measure_heads,
+    measure_together,
+    sinks_by_head,
+)
 from sinkscope.roles.sight import look
 from sinkscope.roles.verdict import Rules
 
@@ -47,7 +55,10 @@ def check(model):
         assert min(to) >= 0 and sum(to) == pytest.approx(1, abs=1e-4)
     nobody = [[Removal("nothing", 0, 0, np.zeros(24, bool), zeroed)] for zeroed in (False, True)]
     one = [[Removal("one", layer, 0, np.arange(24) == order[0, 0])] for layer, order in enumerate(sight.order)]
-    kl, kept = divergences(model, probe, sight.log_probabilities, [*nobody, *one], rows=3)
+    assert sight.outputs
+    kl, kept = divergences(model, probe, sight, [*nobody, *one], rows=3)
+    from_the_start = divergences(model, probe, dataclasses.replace(sight, outputs=()), [*nobody, *one], rows=1)[0]
+    assert kl == pytest.approx(from_the_start, rel=1e-3, abs=1e-6)
     assert kl[:2].max() < 1e-6 and kept[:2].tolist() == [1, 1] and kl[2:].min() > 1e-7
     return sight
 
@@ -69,9 +80,9 @@ def check_files(model, folder):
     probes, rules = make_probes(model, PROMPT, canvases=1, length=8), Rules(excess=0.0, lasting=0.0)
     heads, store = [(layer, 0) for layer in range(model.card.layers)], PromptStore(folder)
     found = {
-        "choose": sinks_by_head(probes, (), model, rules, 32, 0),
-        "judge": measure_heads(probes, heads, model, rules, 32, 0),
-        "together": measure_together(probes, heads, model, rules, 32, 0),
+        "choose": sinks_by_head(probes, model, rules),
+        "judge": measure_heads(probes, heads, model, rules, REMOVALS, 0),
+        "together": measure_together(probes, heads, model, rules, 0),
     }
     for kind, rows in found.items():
         store.write(kind, 0, heads, len(probes), rows)
@@ -104,6 +115,6 @@ def test_a_canvas_is_seen_in_the_blocks_that_it_was_written_in():
     assert np.abs(found.columns - other.columns).max() > 0.01
     hidden = Removal("one", 0, 0, np.arange(len(probe.tokens)) == 2)
     with model.network.model.blocks_of(8):
-        wanted = divergences(model, plain, expected.log_probabilities, [[hidden]])
-    assert divergences(model, probe, found.log_probabilities, [[hidden]])[0] == pytest.approx(wanted[0], rel=1e-4)
+        wanted = divergences(model, plain, expected, [[hidden]])
+    assert divergences(model, probe, found, [[hidden]])[0] == pytest.approx(wanted[0], rel=1e-4)
     assert make_probes(model, PROMPT, length=16)[0].block == 4

@@ -71,12 +71,13 @@ def test_sight_is_what_whole_maps_say(model, probe):
 
 @pytest.mark.parametrize("zeroed", [False, True])
 def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, zeroed):
-    said = look(model, probe).log_probabilities
+    sight = look(model, probe)
+    said = sight.log_probabilities
     keys = np.zeros(len(probe.tokens), bool)
     keys[2:-2] = True  # nearly all, so that the divergence is far above what rounding explains
     places = [(layer, head) for layer in range(3) for head in (0, 3)]
     removals = [[Removal("a", layer, head, keys, zeroed)] for layer, head in places]
-    kl, kept = divergences(model, probe, said, removals, rows=4)
+    kl, kept = divergences(model, probe, sight, removals, rows=4)
 
     now = {}
 

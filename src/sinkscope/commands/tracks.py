@@ -54,7 +54,6 @@ class Tracks(Command):
 
 
 def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
-    from sinkscope.roles import ROLES
     from sinkscope.sinks.tracking import KIND_MEANINGS
 
     say(f"{trace.folder}: {counted(len(tracks.tracks), 'track')}, followed in {tracks.source}")
@@ -65,12 +64,13 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any) -> None:
     else:
         say("  no head has a main sink in two steps, so there is no movement to tell")
     _print_heads(trace, tracks)
-    for role in ROLES:
-        known = {(one.layer, one.head) for one in (roles.heads if roles else ()) if one.role == role}
+    judged = roles.ordered if roles else []
+    for verdict in dict.fromkeys(one.verdict for one in judged):
+        known = {(one.layer, one.head) for one in judged if one.verdict == verdict}
         if mine := [one for one in tracks.heads if (one.layer, one.head) in known]:
             moves = sum(one.moves for one in mine) / len(mine)
             places = ", ".join(f"{one.layer}.{one.head}" for one in mine)
-            say(f"  {role}: {counted(len(mine), 'head')}, {moves:.2f} moves each: {places}")
+            say(f"  {verdict}: {counted(len(mine), 'head')}, {moves:.2f} moves each: {places}")
 
 
 def _print_movement(trace: Any, test: Any) -> None:

@@ -164,7 +164,7 @@ class Subject:
 
     def head_name(self, layer: int, head: int) -> str:
         known = None if self.roles is None else self.roles.of_head(layer, head)
-        return f"layer {layer} head {head}" + (f" ({known.role})" if known is not None else "")
+        return f"layer {layer} head {head}" + (f" ({known.verdict})" if known is not None else "")
 
     # Traces only
 

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,23 @@ from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
 from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
-from sinkscope.roles.head_roles import HeadRole, Roles, Together
+from sinkscope.roles.head_roles import HeadRole, Roles
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
-from sinkscope.roles.verdict import Estimate, Rules, decide
+from sinkscope.roles.verdict import ROLES, Estimate, Need, Rules, decide
 from sinkscope.sinks.token_classes import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
-MEASURED = 3
+MEASURED = 4
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 """How much more the control changes than the sink where both lose their contribution, prompt by prompt."""
-_MEASURES = {"choose": sinks_by_head, "judge": measure_heads, "together": measure_together}
+KINDS = {"judge": REMOVALS, "top": tuple(f"top.{many}" for many in MOST_HIDDEN)}
+Measure = Callable[[str, Heads], dict[int, Rows]]
+"""Measures the prompts that judge: ``judge``, or ``top`` for heads in which the sink alone does not settle it."""
 
 
 @own_defaults()
@@ -42,7 +45,7 @@ def find_roles(
     canvases: int = CANVASES,
     rows: int = 32,
     control_seed: int = 0,
-    on_prompt: Callable[[int], object] | None = None,
+    on_progress: Callable[[str, int, int], object] | None = None,
     **settings: Any,
 ) -> Roles:
     """Return the role of every head that has a lasting sink.
@@ -59,7 +62,8 @@ def find_roles(
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
         control_seed: of the random keys.
-        on_prompt: called with the number of each prompt that is done, or has failed.
+        on_progress: called with ``prompts`` of which some have chosen heads, then with ``layers`` of which some are
+            computed, as a removal begins at its head's layer: the unit, how many are done, and how many are expected.
         settings: of the model's sampler.
 
     Raises:
@@ -94,6 +98,8 @@ def find_roles(
     numbers, failed, probes = range(len(prompts)), dict[int, str](), dict[int, list[Probe]]()
     settings = asdict(resolved)
     canvases = 1 if model.family.causal else canvases
+    progress = _Progress(model, canvases, rules.changed, on_progress)
+    how: dict[str, Any] = {"rows": rows, "on_row": progress.count}
 
     def measured(number: int, kind: str, heads: Heads) -> Rows | None:
         found = store.read(kind, number, heads)
@@ -102,7 +108,7 @@ def find_roles(
         try:
             if number not in probes:
                 probes[number] = make_probes(model, prompts[number], number, canvases, **settings)
-            found = _MEASURES[kind](probes[number], heads, model, rules, rows, control_seed)
+            found = _measure(kind, probes[number], heads, model, rules, control_seed, how)
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EvaluationError(
@@ -117,11 +123,10 @@ def find_roles(
     def each(asked: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
         """Return the rows of every prompt that could be measured, of which there must be enough."""
         found = {}
-        for number in asked:
+        for done, number in enumerate(asked):
+            progress.begin(kind, heads, len(asked), done, found)
             if (of_prompt := measured(number, kind, heads)) is not None:
                 found[number] = of_prompt
-            if on_prompt is not None:
-                on_prompt(number)
         if len(found) < LEAST_PROMPTS:
             number = next(number for number in asked if number in failed)
             raise CallError(
@@ -132,30 +137,77 @@ def find_roles(
 
     with open_store(folder, identity) as store:
         heads, shape = _lasting([*each(numbers[::2], "choose", ()).values()], rules)
-        judged = each(numbers[1::2], "judge", heads)
-        found = tuple(_conclude(model, head, [*judged.values()], rules) for head in heads)
-        removable, together = [(one.layer, one.head) for one in found if one.removable], None
-        if len(removable) > 1:
-            costs = [measured(number, "together", removable) for number in judged]
-            together = Together(tuple(removable), _estimates([one for one in costs if one is not None]))
+        found, judged = _judge(
+            model, heads, rules, lambda *of: each([one for one in numbers[1::2] if one not in failed], *of)
+        )
+        together: dict[str, dict[str, Estimate]] = {}
+        for name in ("dispensable", *ROLES):
+            some = [(one.layer, one.head) for one in found if name in (one.need, one.role)]
+            costs = [measured(number, f"together.{name}", some) for number in judged] if len(some) > 1 else []
+            if known := [one for one in costs if one is not None]:
+                together[name] = _estimates(known)
         lengths = [len(model.encode(prompts[at])) + resolved.length for at in numbers if at not in failed]
-        roles = _roles(model, rules, shape, found, (len(prompts), len(judged)), lengths)
-        roles = replace(roles, failed=failed, settings={**settings, "canvases": canvases}, together=together)
+        known = {"settings": {**settings, "canvases": canvases}, "together": together, "lengths": lengths}
+        roles = _roles(model, shape, rules, found, len(prompts), len(judged), failed, **known)
         if folder is not None:
             roles.save(folder)
         return roles
 
 
-def _roles(
-    model: Model,
-    rules: Rules,
-    shape: tuple[int, ...],
-    found: tuple[HeadRole, ...],
-    prompts: tuple[int, int],
-    lengths: Sequence[int],
-) -> Roles:
-    about = (model.card.name, weight_hash_of(model), *shape, rules, found, *prompts, {})
-    return Roles(*about, canvas_tokens=(min(lengths), max(lengths)), config_hash=model.card.config_hash)
+def _measure(
+    kind: str, probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, seed: int, how: dict[str, Any]
+) -> Rows:
+    if kind == "choose":
+        return sinks_by_head(probes, model, rules)
+    if kind.startswith("together"):
+        return measure_together(probes, heads, model, rules, seed, rows=how["rows"])
+    return measure_heads(probes, heads, model, rules, KINDS[kind], seed, **how)
+
+
+def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[tuple[HeadRole, ...], dict[int, Rows]]:
+    """Return the role of each head and the rows of each prompt that judges.
+
+    More keys are hidden together only in those heads where the sink alone is not shown to change the predictions.
+    """
+    judged = measure("judge", heads)
+    found = {head: _conclude(model, head, [*judged.values()], rules) for head in heads}
+    if some := [head for head in heads if found[head].substitutes is None]:
+        for number, rows in measure("top", some).items():
+            judged[number] = judged[number] + rows
+        found |= {head: _conclude(model, head, [*judged.values()], rules) for head in some}
+    return tuple(found.values()), judged
+
+
+class _Progress:
+    """Counts the layers that removals compute; predictions count as the layers that compute as much."""
+
+    def __init__(self, model: Model, canvases: int, changed: float, report: Callable[[str, int, int], object] | None):
+        self.canvases, self.changed, self.report = canvases, changed, report or (lambda *numbers: None)
+        table = model.card.vocabulary * model.card.hidden_size  # half of the tokens are predicted
+        inner = max(1, sum(one.numel() for one in model.network.parameters()) - table)
+        self.layers = round(model.card.layers * (1 + table / 2 / inner))
+        self.done = self.now = self.later = 0
+
+    def begin(self, kind: str, heads: Heads, prompts: int, done: int, found: Mapping[int, Rows]) -> None:
+        """Estimate the work of one prompt, and of what is left behind it."""
+        if kind == "choose":
+            return self.report("prompts", done, prompts)
+        rows = [row["kl.sink"] for prompt in found.values() for row in prompt if "kl.sink" in row]
+        open_ones = float(np.mean([one <= self.changed for one in rows])) if rows else 0.5
+        removal = self.canvases * sum(self.layers - layer for layer, _ in heads)
+        more = int(len(MOST_HIDDEN) * prompts * removal * open_ones) if kind == "judge" else 0
+        self.now = removal * len(KINDS[kind])
+        self.later = (prompts - done - 1) * self.now + more
+
+    def count(self, layer: int) -> None:
+        self.done, self.now = self.done + self.layers - layer, max(0, self.now - self.layers + layer)
+        self.report("layers", self.done, self.done + self.now + self.later)
+
+
+def _roles(model: Model, shape: tuple[int, ...], *found: Any, lengths: Sequence[int], **more: Any) -> Roles:
+    known = {"config_hash": model.card.config_hash, "dtype": model.card.dtype, **more}
+    ends = (min(lengths), max(lengths))
+    return Roles(model.card.name, weight_hash_of(model), *shape, *found, canvas_tokens=ends, **known)
 
 
 def _lasting(chosen: Sequence[Rows], rules: Rules) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
@@ -167,7 +219,7 @@ def _lasting(chosen: Sequence[Rows], rules: Rules) -> tuple[list[tuple[int, int]
 def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules: Rules) -> HeadRole:
     """Return the role of a head from the rows of the prompts that judge."""
     mine = [[dict(row) for row in prompt if (row["layer"], row["head"]) == head] for prompt in judged]
-    rows = [row for prompt in mine for row in prompt]
+    rows = [row for prompt in mine for row in prompt if "sink" in row]
     lasting = float(np.mean([row["sink"] for row in rows])) if rows else 0.0
     for row in rows:
         if "kl.sink.zero" in row:
@@ -175,15 +227,16 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules
     measured, nothing = _estimates(mine), Estimate(None, None, None)
     names = ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness", "taken.sink")
     role, reason = decide(lasting, *(measured.get(name, nothing) for name in names), rules)
-    hidden, removable = measured.get("kl.sink", nothing), None
+    hidden = measured.get("kl.sink", nothing)
+    need: Need = "open"
     if hidden.low is not None and hidden.high is not None and not hidden.low <= rules.changed <= hidden.high:
-        removable = hidden.high < rules.changed
-    text, tokens = None, [row["token"] for row in rows if "token" in row]
-    if tokens:
-        token = max(sorted(set(tokens)), key=tokens.count)
+        need = "dispensable" if hidden.high < rules.changed else "needed"
+    (tokens, places), text = ([row[name] for row in rows if name in row] for name in ("token", "position")), None
+    (token, most), (_, second) = (*Counter(tokens).most_common(2), (None, 0), (None, 0))[:2]
+    if most > second:
         text = str(token) if model.tokenizer is None else text_of(model.tokenizer, token) or f"<{token}>"
-    place = measured.get("place", nothing).mean
-    return HeadRole(*head, role, reason, lasting, place, text, measured, *count_to_hide(measured, rules), removable)
+    where = (measured.get("place", nothing).mean, max(places, key=places.count, default=None), text)
+    return HeadRole(*head, need, role, reason, lasting, *where, measured, *count_to_hide(measured, rules))
 
 
 def _estimates(by_prompt: Sequence[Rows]) -> dict[str, Estimate]:
@@ -233,15 +286,18 @@ def find_roles_on(
     for number, probe in enumerate(probes):
         check_probe(model, probe, f"probe {number}")
     check_halves(probes)
-    prompts: dict[int, list[Probe]] = {number: [] for number in sorted({probe.prompt for probe in probes})}
-    for probe in probes:
-        prompts[probe.prompt].append(probe)
-    measured = (model, rules, rows, control_seed)
-    chosen = [sinks_by_head(mine, (), *measured) for number, mine in prompts.items() if number % 2 == 0]
+    prompts = {number: [one for one in probes if one.prompt == number] for number in sorted({p.prompt for p in probes})}
+    chosen = [sinks_by_head(mine, model, rules) for number, mine in prompts.items() if number % 2 == 0]
     heads, shape = _lasting(chosen, rules)
-    judged = [measure_heads(mine, heads, *measured) for number, mine in prompts.items() if number % 2]
-    found = tuple(_conclude(model, head, judged, rules) for head in heads)
-    return _roles(model, rules, shape, found, (len(prompts), len(judged)), [len(probe.tokens) for probe in probes])
+    judges = {number: mine for number, mine in prompts.items() if number % 2}
+
+    def measure(kind: str, some: Heads) -> dict[int, Rows]:
+        how = (some, model, rules, control_seed, {"rows": rows})
+        return {number: _measure(kind, mine, *how) for number, mine in judges.items()}
+
+    found, judged = _judge(model, heads, rules, measure)
+    lengths = [len(probe.tokens) for probe in probes]
+    return _roles(model, shape, rules, found, len(prompts), len(judged), {}, lengths=lengths)
 
 
 def check_halves(probes: Sequence[Probe]) -> None:
@@ -256,29 +312,18 @@ def check_halves(probes: Sequence[Probe]) -> None:
 
 
 def cost_of_roles(
-    family: Family,
-    layers: int,
-    heads_in_layer: int,
-    prompts: int,
-    canvases: int = CANVASES,
-    rows: int = 32,
-    **settings: Any,
+    family: Family, shape: tuple[int, int], prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any
 ) -> dict[str, int]:
-    """Return how many forward calls `find_roles` makes at most, where every head has a lasting sink.
+    """Return how many ``forwards``, all calls, `find_roles` makes at most for layers of so many heads, all with sinks.
 
-    Returns:
-        ``generation``: calls that write the answers. ``rows``: canvases from which a sink is taken; they share calls.
-        ``forwards``: all calls. ``passes``: all canvases that are read, beside the writing.
+    ``generation`` of them write answers; ``rows`` are canvases from which sinks are taken, as much work as ``passes``
+    through all layers.
     """
-    generation = prompts * resolve_settings(family, **settings).most_calls
+    generation, heads = prompts * resolve_settings(family, **settings).most_calls, shape[0] * shape[1]
     canvases = 1 if family.causal else canvases
-    heads, judged = layers * heads_in_layer, prompts // 2 * canvases
-    kinds = heads * (REMOVALS + len(MOST_HIDDEN))
-    removed, looked = judged * (kinds + 2), prompts * canvases + judged  # the sinks taken together are looked at again
-    return {
-        "heads": heads,
-        "generation": generation,
-        "rows": removed,
-        "passes": removed + looked,
-        "forwards": generation + looked + judged * (math.ceil(kinds / rows) + 1),
-    }
+    judged, kinds = prompts // 2 * canvases, heads * (len(REMOVALS) + len(MOST_HIDDEN))
+    groups, looked = judged * 4 * (1 + len(ROLES)), 2 * (prompts * canvases + judged * (2 + len(ROLES)))
+    passes = math.ceil(judged * kinds * (shape[0] + 1) / (2 * shape[0])) + groups + looked
+    forwards = generation + looked + judged * (math.ceil(kinds / rows) + 1 + len(ROLES))
+    found = {"heads": heads, "generation": generation, "rows": judged * kinds + groups}
+    return {**found, "passes": passes, "forwards": forwards}

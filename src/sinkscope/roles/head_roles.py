@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.notebook_card import MOST_ROWS, card
-from sinkscope.roles.verdict import ROLES, Estimate, Role, Rules
+from sinkscope.roles.verdict import NEEDS, ROLES, Estimate, Need, Role, Rules
 from sinkscope.runs.files import compare_checksum, read_json_object, with_checksum, write_whole
 from sinkscope.runs.folder import made_folder
 
@@ -23,9 +24,10 @@ class HeadRole:
     """The role of one head's sink.
 
     Attributes:
-        role: the verdict; reason: which rule decided, in words.
+        need: whether the sink can go; role: what it adds; reason: which rule decided the role, in words.
         lasting: share of the judged canvases in which the head has a sink by Eq. 3.
-        place: mean position of the sink over the length of the canvas; token: text of the token that it is most often.
+        place: mean position of the sink over the length of the canvas; position: where it is most often; token: text
+            of the token that it is most often, None where two are equally often.
         measured: {name: estimate over the judged prompts}. ``share``: its column over all attention.
             ``committed_share``: of the queries whose token is committed. ``norm_ratio``: its output norm over the
             median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: see `removals_of`. ``to_substitutes``,
@@ -34,20 +36,30 @@ class HeadRole:
         substitutes: the least number of largest columns, of 1, 2, 3, 4, 6 and 8, that are shown to change the
             predictions when hidden; None where none are.
         substitutes_at_least: the least number that may change them, one more than are shown to change nothing.
-        removable: whether the predictions stay as they are when the sink is hidden; None where the interval holds both.
     """
 
     layer: int
     head: int
+    need: Need
     role: Role
     reason: str
     lasting: float
     place: float | None
+    position: int | None
     token: str | None
     measured: Mapping[str, Estimate]
     substitutes: int | None
     substitutes_at_least: int
-    removable: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """Both words, such as ``needed, idle``."""
+        return f"{self.need}, {self.role}"
+
+    @property
+    def sink(self) -> str:
+        """The token of the sink, for tables; its position where the token differs."""
+        return f"at {self.position}" if self.token is None else repr(self.token)
 
     @property
     def to_hide(self) -> str:
@@ -59,16 +71,6 @@ class HeadRole:
 
 
 @dataclass(frozen=True)
-class Together:
-    """The cost of hiding the sinks of all heads at once that can lose theirs alone, on the prompts that judged them:
-    {``kl.sink``, ``kept.sink``, ``kl.rowmass``, ``kept.rowmass``: estimate}.
-    """
-
-    heads: tuple[tuple[int, int], ...]
-    measured: Mapping[str, Estimate]
-
-
-@dataclass(frozen=True)
 class Roles:
     """The roles of a model's heads.
 
@@ -77,7 +79,10 @@ class Roles:
         prompts, judged: how many prompts there were, and how many of them judged.
         failed: {prompt: why} of prompts that could not be measured.
         settings: of the sampler, and ``canvases`` of each prompt; empty where they are not known, as source may be.
-        together: None where fewer than two sinks are removable, or it was not measured.
+        together: {``dispensable`` or a role: {``kl.RULE``, ``kept.RULE``: estimate}} of hiding the sinks of all such
+            heads at once on the prompts that judged them, where there are two, if it was measured; RULE: ``sink``,
+            ``sink.zero``, ``rowmass`` or ``rowmass.zero``.
+        dtype: of the weights and the measurement; empty where it is not known.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``.
         canvas_tokens: tokens of the shortest and the longest canvas with the whole answer; None where not known.
         config_hash: see `models.ModelCard`; empty where it is not known.
@@ -93,10 +98,11 @@ class Roles:
     judged: int
     failed: Mapping[int, str]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    together: Together | None = None
+    together: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     source: Mapping[str, str | int] = field(default_factory=dict)
     canvas_tokens: tuple[int, int] | None = None
     config_hash: str = ""
+    dtype: str = ""
 
     def of_head(self, layer: int, head: int) -> HeadRole | None:
         """Return the role of a head; None where it has no lasting sink."""
@@ -130,32 +136,39 @@ class Roles:
         return f" ({self.source['task']}, {self.source.get('shots', 0)} shots)" if "task" in self.source else ""
 
     def by_head(self) -> list[dict[str, Any]]:
-        names = ("layer", "head", "role", "removable", "substitutes", "substitutes_at_least")
+        names = ("layer", "head", "need", "role", "substitutes", "substitutes_at_least")
         return [{name: getattr(one, name) for name in names} for one in self.heads]
 
     def _repr_html_(self) -> str:
-        ordered = sorted(self.heads, key=lambda one: (ROLES.index(one.role), one.layer, one.head))
-        rows = []
+        rows, ordered = [], self.ordered
         for one in ordered[:MOST_ROWS]:
             known = {name: found.mean for name, found in one.measured.items() if found.mean is not None}
             share = f"{known['share']:.1%}" if "share" in known else None
             adds = f"{known['kl.sink.zero']:.4f}" if "kl.sink.zero" in known else None
-            can_go = {True: "yes", False: "no", None: "?"}[one.removable]
-            rows.append((one.layer, one.head, one.role, repr(one.token), share, adds, can_go))
+            rows.append((one.layer, one.head, one.verdict, one.sink, share, adds))
         facts = {
             "heads with a lasting sink": f"{len(self.heads)} of {self.layers * self.heads_in_layer}",
-            "roles": ", ".join(f"{self.count(role)} {role}" for role in ROLES),
+            "can they go": self.counts(NEEDS),
+            "roles": self.counts(ROLES),
             "judged on": counted(self.judged, "prompt"),
         }
-        columns = ("layer", "head", "role", "token", "share", "adds, nats", "can go")
+        columns = ("layer", "head", "verdict", "token", "share", "adds, nats")
         return card(f"Roles of the sinks of {self.model}", facts, columns, rows, len(ordered) - len(rows))
 
-    def in_lines(self) -> str:
-        heads = {role: [f"{one.layer}.{one.head}" for one in self.heads if one.role == role] for role in ROLES}
-        return "\n".join(f"  {role}: {', '.join(mine)}" for role, mine in heads.items() if mine)
+    @property
+    def ordered(self) -> list[HeadRole]:
+        """The heads by verdict, then by place."""
+        return sorted(self.heads, key=lambda one: (NEEDS.index(one.need), ROLES.index(one.role), one.layer, one.head))
 
-    def count(self, role: Role) -> int:
-        return sum(one.role == role for one in self.heads)
+    def in_lines(self) -> str:
+        groups = groupby(self.ordered, key=lambda one: one.verdict)
+        return "\n".join(f"  {name}: {', '.join(f'{one.layer}.{one.head}' for one in mine)}" for name, mine in groups)
+
+    def count(self, word: Need | Role) -> int:
+        return sum(word in (one.need, one.role) for one in self.heads)
+
+    def counts(self, words: Sequence[Need | Role]) -> str:
+        return ", ".join(f"{self.count(word)} {word}" for word in words)
 
     def as_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))

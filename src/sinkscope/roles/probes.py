@@ -4,14 +4,18 @@ A diffusion model is probed on canvases from the middle of its own generations, 
 autoregressive model is probed on its whole answer at once, where each query predicts the next token.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
+from torch import nn
 
+from sinkscope.attention import Session
 from sinkscope.decoding import generate, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import Model, block_length
@@ -100,8 +104,39 @@ def _to_the_left(places: np.ndarray, shift: int) -> np.ndarray:
 
 
 def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], all read alike."""
+    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], without gradients."""
     if model.family.causal:
-        return model.logits(tokens, readers, use_cache=False).float().log_softmax(-1)
-    states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state
-    return model.network.lm_head(states[:, readers.to(states.device)]).float().log_softmax(-1)
+        logits = model.logits(tokens, readers, use_cache=False).float()
+    else:
+        states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state
+        logits = model.network.lm_head(states[:, readers.to(states.device)]).float()
+    return torch.log_softmax(logits, -1, out=logits)
+
+
+def divergence(
+    said: Float[torch.Tensor, "reader vocabulary"], changed: Float[torch.Tensor, "row reader vocabulary"]
+) -> Float[torch.Tensor, " row"]:
+    """Return the mean KL divergence of changed predictions from what was said, given as log-probabilities, in nats.
+
+    The memory of ``changed`` is used up. A product of matrices would lose four digits over a large vocabulary.
+    """
+    return torch.sub(said, changed, out=changed).mul_(said.exp()).sum(-1).mean(-1).clamp(min=0)
+
+
+def blocks_of(session: Session) -> list[nn.Module]:
+    """Return the layers of a network with one stack, by the numbers of their attention."""
+    return [*session.stacks[0].blocks.values()]
+
+
+@contextmanager
+def beginning_at(session: Session, layer: int, outputs: Sequence[torch.Tensor], rows: int) -> Iterator[None]:
+    """Let the layers below one return what the layer in front of it did, ``outputs``, instead of computing it again.
+
+    What hides keys from a layer on leaves the layers below as they are, so that each canvas of a call may share theirs.
+    """
+    with ExitStack() as patches:
+        if layer and outputs:
+            below = outputs[layer - 1].expand(rows, -1, -1)
+            for block in dict.fromkeys(blocks_of(session)[:layer]):
+                patches.enter_context(mock.patch.object(block, "forward", lambda *given, **named: below))
+        yield

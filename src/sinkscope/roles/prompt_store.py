@@ -1,10 +1,10 @@
 """The folder of a run: one JSON file for each prompt that is done, so that a killed run loses one prompt.
 
-run.json              the settings that decide the results; another run is refused
-choose/000000.json    of a prompt that chooses heads, which of them have a sink on each canvas
-judge/000001.json     of a prompt that judges them, a row for each head and canvas
-together/000001.json  of the same prompt, the cost of hiding the sinks of several heads at once
-roles.json            the verdicts, written at the end
+run.json                   the settings that decide the results; another run is refused
+choose/000000.json         of a prompt that chooses heads, which of them have a sink on each canvas
+judge/000001.json          of a prompt that judges them, a row for each head and canvas; top/ has more keys hidden
+together.idle/000001.json  of the same prompt, the cost of hiding the sinks of a class of heads at once
+roles.json                 the verdicts, written at the end
 
 A prompt's file holds its place: the hash of run.json, the kind, the number of the prompt, the heads. A file that lies
 in the wrong place, comes from another folder or is damaged is measured again.

@@ -1,26 +1,27 @@
 """Measures one canvas: heads with a sink, and the change of predictions where keys are hidden in single heads.
 
-Many removals share a forward call, one to a row.
+Many removals share a forward call, one to a row, which begins at the lowest of their layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
 
 from sinkscope.attention import Hidden, Hider, LayerCall, subscribed
 from sinkscope.models import Model
 from sinkscope.models.devices import is_out_of_memory
-from sinkscope.roles.probes import Probe, as_written, predictions
+from sinkscope.roles.probes import Probe, as_written, beginning_at, divergence, predictions
 from sinkscope.roles.sight import Sight, look
 from sinkscope.roles.verdict import Rules
 
-REMOVALS = 5
+REMOVALS = ("sink", "sink.zero", "rowmass", "rowmass.zero", "random")
 """Removals of `removals_of` beside those of several keys."""
+TOKENS = 512
+"""Tokens of one forward call on a CPU, where more at once are no faster."""
 MOST_HIDDEN = (2, 3, 4, 6, 8)
 """How many of a head's largest columns are hidden together, besides one."""
 Heads = Sequence[tuple[int, int]]
@@ -95,59 +96,77 @@ class _Remover(Hider):
 def divergences(
     model: Model,
     probe: Probe,
-    said: Float[Tensor, "reader vocabulary"],
+    sight: Sight,
     removals: Sequence[Sequence[Removal]],
     rows: int = 32,
+    on_row: Callable[[int], object] = lambda layer: None,
 ) -> tuple[Float[np.ndarray, " removal"], Float[np.ndarray, " removal"]]:
     """Return the mean KL divergence of the predictions, in nats, and the share whose first choice stays.
 
     Args:
-        said: the log-probabilities without any removal.
+        sight: of the canvas, without any removal.
         removals: from one head or several together, for each pair of numbers.
-        rows: canvases in one forward call, fewer where memory does not suffice.
+        rows: canvases in one forward call, fewer where memory does not suffice, or on a CPU.
+        on_row: called with the lowest layer of each removal that is done.
     """
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
-    readers = torch.from_numpy(probe.readers)
+    readers, said = torch.from_numpy(probe.readers), sight.log_probabilities
     best, kl, kept = said.argmax(-1), list[float](), list[float]()
+    if model.device.type == "cpu":
+        rows = min(rows, max(1, TOKENS // len(probe.tokens)))
+    lowest = [min((one.layer for one in group), default=0) for group in removals]
     while len(kl) < len(removals):
-        part = removals[len(kl) : len(kl) + rows]
+        now = slice(len(kl), len(kl) + rows)
+        if 2 * (same := lowest[now].count(lowest[len(kl)])) >= rows:  # the next begin higher
+            now = slice(len(kl), len(kl) + same)
+        part, layer = removals[now], min(lowest[now])
         try:
-            with as_written(model, probe), subscribed(model.network, _Remover(part)):
+            with (
+                as_written(model, probe),
+                subscribed(model.network, _Remover(part)) as session,
+                beginning_at(session, layer, sight.outputs, len(part)),
+            ):
                 changed = predictions(model, tokens.expand(len(part), -1), readers)
-            divergence = (said.exp() * (said - changed)).sum(-1).mean(-1)
             stay = (changed.argmax(-1) == best).float().mean(-1)
+            found = divergence(said, changed).tolist()
         except (RuntimeError, MemoryError) as error:
             if len(part) == 1 or not is_out_of_memory(error):
                 raise
             rows = len(part) // 2
             continue
-        kl += divergence.clamp(min=0).tolist()
+        kl += found
         kept += stay.tolist()
+        for one in lowest[now]:
+            on_row(one)
     return np.array(kl), np.array(kept)
 
 
-def sinks_by_head(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
-    """Return which heads have a sink on each canvas, [layer][head]; the other measures take the same arguments."""
+def sinks_by_head(probes: Sequence[Probe], model: Model, rules: Rules) -> Rows:
+    """Return which heads have a sink on each canvas, [layer][head]."""
     return [{"sink": look(model, probe).sinks(rules.excess).any(-1).tolist()} for probe in probes]
 
 
-def measure_heads(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
-    """Return one row for each canvas and head."""
+def measure_heads(
+    probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, kinds: Sequence[str], seed: int, **how: Any
+) -> Rows:
+    """Return one row for each canvas and head, with removals of some kinds; ``how`` is for `divergences`."""
     found = []
     for probe in probes:
         sight = look(model, probe)
         sinks = sight.sinks(rules.excess)
-        of_heads = {at: {"prompt": probe.prompt, "layer": at[0], "head": at[1], "sink": False} for at in heads}
+        of_heads = {at: {"prompt": probe.prompt, "layer": at[0], "head": at[1]} for at in heads}
         with_sink = [at for at in heads if sinks[at].any()]
         removals = [one for at in with_sink for one in removals_of(sight, sinks[at], *at, seed + probe.prompt)]
-        kl, kept = divergences(model, probe, sight.log_probabilities, [[one] for one in removals], rows)
-        for one, divergence, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
+        removals = [one for one in removals if one.name in kinds]
+        kl, kept = divergences(model, probe, sight, [[one] for one in removals], **how)
+        for one, nats, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
             at = one.layer, one.head
-            of_heads[at] |= {"sink": True, f"kl.{one.name}": divergence, f"kept.{one.name}": share}
+            of_heads[at] |= {f"kl.{one.name}": nats, f"kept.{one.name}": share}
             if one.name in ("sink", "rowmass"):
                 of_heads[at][f"taken.{one.name}"] = float(sight.reader_rows[at][one.keys].sum())
-        for at in with_sink:
-            of_heads[at] |= described_head(sight, probe, at, sinks[at], rules)
+        for at in heads if "sink" in kinds else ():
+            of_heads[at]["sink"] = at in with_sink
+            of_heads[at] |= described_head(sight, probe, at, sinks[at], rules) if at in with_sink else {}
         found += of_heads.values()
     return found
 
@@ -177,14 +196,17 @@ def described_head(
     }
 
 
-def measure_together(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, rows: int, seed: int) -> Rows:
+def measure_together(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, seed: int, **how: Any) -> Rows:
     """Return the change of the predictions on each canvas when the sinks of several heads are hidden at once."""
     found = []
     for probe in probes:
         sight = look(model, probe)
         sinks, draws = sight.sinks(rules.excess), seed + probe.prompt
         every = [one for at in heads if sinks[at].any() for one in removals_of(sight, sinks[at], *at, draws)]
-        groups = [[one for one in every if one.name == name] for name in ("sink", "rowmass")]
-        kl, kept = (one.tolist() for one in divergences(model, probe, sight.log_probabilities, groups, rows))
-        found.append({"kl.sink": kl[0], "kl.rowmass": kl[1], "kept.sink": kept[0], "kept.rowmass": kept[1]})
+        names = REMOVALS[:4]
+        kl, kept = divergences(
+            model, probe, sight, [[one for one in every if one.name == name] for name in names], **how
+        )
+        numbers = {"kl": kl.tolist(), "kept": kept.tolist()}
+        found.append({f"{kind}.{name}": numbers[kind][at] for kind in numbers for at, name in enumerate(names)})
     return found

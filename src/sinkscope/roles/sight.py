@@ -1,6 +1,9 @@
 """One canvas with nothing hidden: the sinks of each head, their attention and norms, and where attention would go."""
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +13,7 @@ from torch import Tensor
 from sinkscope.attention import Columns, LayerCall, OutputProjections, Watcher, subscribed
 from sinkscope.errors import AttentionError
 from sinkscope.models import Model
-from sinkscope.roles.probes import Probe, as_written, predictions
+from sinkscope.roles.probes import Probe, as_written, beginning_at, blocks_of, divergence, predictions
 from sinkscope.sinks import is_sink
 
 BLOCK = 512
@@ -31,6 +34,7 @@ class Sight:
         itself: the part of ``moved`` in which a reader attends to its own key.
         sink_token: the share of it that would go to the network's own sink token; with ``moved`` it makes 1.
         log_probabilities: the predictions.
+        outputs: of each layer [1, position, width]; none where a call that begins at a layer says something else.
     """
 
     columns: Float[np.ndarray, "layer head key"]
@@ -43,6 +47,7 @@ class Sight:
     itself: Float[np.ndarray, "layer head key"]
     sink_token: Float[np.ndarray, "layer head"]
     log_probabilities: Float[Tensor, "reader vocabulary"]
+    outputs: Sequence[Tensor] = ()
 
     @property
     def order(self) -> Int[np.ndarray, "layer head key"]:
@@ -125,7 +130,20 @@ def look(model: Model, probe: Probe) -> Sight:
     """Return what every head does on one canvas."""
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
     readers = torch.from_numpy(probe.readers)
-    with as_written(model, probe), subscribed(model.network, watcher := _Watch(model, probe)):
-        said = predictions(model, tokens, readers)[0]
+    outputs: list[Any] = []
+    outputs: list[Any] = []
+    with as_written(model, probe):
+        with subscribed(model.network, watcher := _Watch(model, probe)) as session, ExitStack() as hooks:
+            for block in blocks_of(session):
+                handle = block.register_forward_hook(lambda block, given, output: outputs.append(output))
+                hooks.callback(handle.remove)
+            said = predictions(model, tokens, readers)[0]
+        plain = all(isinstance(one, Tensor) and one.shape[:2] == tokens.shape for one in outputs)
+        if not plain or len(session.stacks) > 1 or len(outputs) != len(watcher.layers):
+            outputs = []
+        with beginning_at(session, len(outputs) - 1, outputs, 1):  # some networks pass more from layer to layer
+            again = divergence(said, predictions(model, tokens, readers))
+        if again.item() > (1e-5 if model.card.dtype == "float32" else 1e-2):
+            outputs = []
     arrays = {name: torch.stack([layer[name].cpu() for layer in watcher.layers]).numpy() for name in watcher.layers[0]}
-    return Sight(**arrays, log_probabilities=said)
+    return Sight(**arrays, log_probabilities=said, outputs=tuple(outputs))

@@ -1,15 +1,16 @@
 """The verdict on a sink by fixed rules, written down before a trained model was measured, but for two: the comparison
 with the control prompt by prompt, and the share of the attention of the queries that predict.
 
+The first word says whether the sink can go: **dispensable**, **needed** or **open**. The second says what it adds:
+
 idle        Without its contribution (0 behind the softmax) the predictions stay as they are: attention is parked on it.
 broadcast   Its contribution matters, and all queries that predict get the same amount of it.
 carrier     Its contribution matters, and some queries that predict get it more than others.
 undecided   Anything else: no lasting sink, too little difference, a head in which nothing of its size would matter, or
             a sink that matters although the queries that predict hardly look at it.
 
-Whether an idle sink can be taken away is another question. Its attention has to go somewhere: to another idle key (a
-substitute), which changes nothing, or to the text, which may. So beside the role stands how many keys must be hidden
-before the predictions change.
+An idle sink may be needed: its attention has to go somewhere, to another idle key (a substitute), which changes
+nothing, or to the text, which may. So beside the verdict stands how many keys must be hidden before predictions change.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ from sinkscope.errors import CallError
 from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.finding import EXCESS
 
+Need = Literal["dispensable", "needed", "open"]
+"""Whether predictions stay as they are when a sink is hidden in its head alone, change, or the interval holds both."""
 Role = Literal["idle", "broadcast", "carrier", "undecided"]
+NEEDS: tuple[Need, ...] = ("dispensable", "needed", "open")
 ROLES: tuple[Role, ...] = ("idle", "broadcast", "carrier", "undecided")
 
 

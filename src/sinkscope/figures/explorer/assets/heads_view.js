@@ -37,7 +37,7 @@ class GridView {
       const value = this.statisticAt(name, layer, head, step);
       lines.push(`${STATISTICS[name].label}: ${value === null ? "…" : Number.isNaN(value) ? "none" : `${number(value, 7)} ${unitOf(name, recording)}`}`);
     }
-    if (role) lines.push(`role of its sink: ${role.role}`);
+    if (role) lines.push(`verdict on its sink: ${role.need}, ${role.role}`);
     return lines.join("\n");
   }
   // The head's attention over steps (down) and positions (across), small; returns whether it could be painted.
