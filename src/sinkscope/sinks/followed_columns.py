@@ -12,12 +12,26 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.sinks.definition import last_query_window, visible_query_mean
+from sinkscope.sinks.definition import last_query_window, reach_of, visible_query_mean
 from sinkscope.traces.reading import Trace, attends_elsewhere, hidden_rules
 
 WINDOW = 16
 """Newest queries whose columns are followed."""
+"""Fewer in the first steps, which count in nothing that is followed (see `uncounted`)."""
 BLOCKS = f"newest blocks of {WINDOW} or more queries"
+
+
+def uncounted(causal: bool, steps: int) -> int:
+    """Return how many of the first steps do not count, as the window of a causal trace has too few queries: those with
+    fewer than 16, or than half of the steps. In a window that is not full, ε is the same share of its attention.
+    """
+    return min(WINDOW, (steps + 1) // 2) - 1 if causal else 0
+
+
+def mean_share(columns: Float[np.ndarray, "step key"]) -> Float[np.ndarray, " key"]:
+    """Return the share of each key in columns, mean over the steps that have the key; NaN in others."""
+    shares = columns / np.nansum(columns, axis=-1, keepdims=True)
+    return np.nansum(shares, axis=0) / np.maximum((~np.isnan(shares)).sum(axis=0), 1)
 
 
 class Recorded(Protocol):
@@ -62,6 +76,11 @@ class Followed:
         newest = {"last_query": f"the {WINDOW} newest queries", "newest_columns": f"the {BLOCKS}"}
         return newest.get(self.tensor, "all queries")
 
+    def words(self, steps: int) -> str:
+        """Words for the queries, fewer in a causal trace of few steps."""
+        few = self.tensor == "last_query" and steps < WINDOW
+        return (f"the {steps} newest queries" if steps > 1 else "the newest query") if few else self.queries_text
+
     @property
     def source(self) -> str:
         """Text that names it, as ``sinkscope tracks`` prints it."""
@@ -100,12 +119,13 @@ def query_means(
 ) -> Float[np.ndarray, "step layer head key"]:
     """Return columns over the number of queries that may see the key.
 
-    In self-attention of causal models these are all from the key on, whatever window hides older keys, in block
+    In self-attention of causal models these are all from the key on, or those whose sliding window holds it, in block
     diffusion all from the key's block on, else the queries of the step, or all tokens where only arrays are given.
     """
     crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
     if not crossing and (recorded.causal or not isinstance(recorded, Trace)):
-        return visible_query_mean(columns, recorded.causal)
+        reach = reach_of(np.asarray(recorded.last_query[:])) if recorded.causal else None
+        return visible_query_mean(columns, recorded.causal, reach)
     block = (getattr(recorded, "manifest", {}).get("sampler") or {}).get("block")
     if not crossing and block and Followed.of(recorded).tensor == "newest_columns":
         lengths, position = (~np.isnan(columns)).sum(axis=-1, keepdims=True), np.arange(columns.shape[-1])

@@ -16,9 +16,10 @@ from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
+from sinkscope.sinks.followed_columns import Recorded, mean_share
 
 KIND_MEANINGS = {
-    "static": "a sink in at least 95 % of the steps",
+    "static": "a sink in at least 95 % of the steps that count",
     "moved": "ends, and another track of its head, which began later and ends later (its successor), starts within one "
     "step of that end",
     "vanished": "ends before the last step, and is none of the others",
@@ -75,7 +76,8 @@ class Tracks:
     Attributes:
         main: position of the main sink, −1 where no sink.
         source: which columns were followed.
-        is_sink: whether Eq. 3 holds in any steps, layers, heads and positions.
+        uncounted: the first steps, which do not count (see `followed_columns.uncounted`).
+        is_sink: whether the rule holds in any steps, layers, heads and positions.
     """
 
     tracks: tuple[Track, ...]
@@ -83,6 +85,7 @@ class Tracks:
     main: Int[np.ndarray, "step layer head"]
     source: str
     is_sink: IsSink = field(repr=False)
+    uncounted: int = 0
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items() if count)
@@ -122,7 +125,7 @@ class Tracks:
 def main_sinks(
     columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
 ) -> Int[np.ndarray, "step layer head"]:
-    """Return the position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
+    """Return the position of the largest column that is a sink, ties to the lower position; −1 where none is."""
     if not columns.shape[-1]:
         return np.full(columns.shape[:-1], -1)
     lowest = np.finfo(columns.dtype).min  # so that a sink is chosen whatever its column
@@ -138,18 +141,19 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
             head has no other; CallError below 0.
     """
     check_tolerance(tolerance)
-    steps, _, heads = sinks.moving.shape[:3]
-    step, layer, head, position = np.nonzero(sinks.moving)
-    episodes = find_episodes(step, layer * heads + head, position, steps, tolerance)
+    before, (steps, _, heads) = sinks.uncounted, sinks.moving.shape[:3]
+    step, layer, head, position = np.nonzero(sinks.moving[before:])
+    episodes = find_episodes(step, layer * heads + head, position, steps - before, tolerance)
     found = []
     columns = (episodes.head, episodes.position, episodes.first, episodes.last, episodes.kind, episodes.successor)
     for number, at, first, last, kind, successor in zip(*(column.tolist() for column in columns), strict=True):
         following = successor if successor >= 0 else None
         distance = None if following is None else int(episodes.position[following]) - at
-        found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], following, distance))
-    main = fill_dips(main_sinks(sinks.columns, sinks.moving), tolerance)
+        place = (number // heads, number % heads, at, before + first, before + last)
+        found.append(Track(*place, KINDS[kind], following, distance))
+    main = fill_dips(main_sinks(sinks.ranked, sinks.moving), tolerance)
     is_sink = SinksIn(sinks.moving)
-    return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink)
+    return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink, before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,8 +224,64 @@ class MovementTest:
     blocks: float
 
 
+@dataclass(frozen=True)
+class MainPlace:
+    """The place of the main sink of most heads.
+
+    Attributes:
+        heads: that have their main sink there in more steps than at any other place.
+        share: of the attention of the queries followed that it takes, mean over layers, heads and steps.
+    """
+
+    position: int
+    token: int
+    heads: int
+    of_heads: int
+    share: float
+
+    def text(self, token: str, queries: str) -> str:
+        """Return the words for it; ``queries`` that are followed are `Followed.queries_text`."""
+        where = f"main sink of {self.heads} of {counted(self.of_heads, 'head')}"
+        return f"position {self.position}, {token!r}: {where}, with {self.share:.1%} of the attention of {queries}"
+
+
+def main_place(
+    main: Int[np.ndarray, "step layer head"],
+    columns: Float[np.ndarray, "step key"],
+    tokens: Int[np.ndarray, "step position"],
+) -> MainPlace | None:
+    """Return the place of most heads' main sink, ties to the lower one; None without a main sink.
+
+    Args:
+        main: −1 where there is none.
+        columns: in which sinks are followed, mean over layers and heads.
+    """
+    step, layer, head = there = np.nonzero(main >= 0)
+    if not len(step):
+        return None
+    counts = np.zeros((*main.shape[1:], int(main.max()) + 1), np.int64)
+    np.add.at(counts, (layer, head, main[there]), 1)
+    usual = np.where(counts.any(axis=-1), counts.argmax(axis=-1), -1)
+    position = int(np.bincount(usual[usual >= 0]).argmax())
+    token = int(tokens[step[main[there] == position][-1], position])
+    share = float(mean_share(columns)[position])
+    return MainPlace(position, token, int((usual == position).sum()), usual.size, share)
+
+
+def place_of(sinks: Sinks, trace: Recorded) -> MainPlace | None:
+    """Return where most heads of a trace have their main sink."""
+    counted = slice(sinks.uncounted, None)
+    main = main_sinks(sinks.ranked, sinks.moving)[counted]
+    return main_place(main, sinks.columns[counted].mean(axis=(1, 2)), np.asarray(trace.tokens[:])[counted])
+
+
 def movement_test(
-    main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None, *, shuffles: int = 200, seed: int = 0
+    main: Int[np.ndarray, "step layer head"],
+    is_sink: IsSink | None = None,
+    *,
+    uncounted: int = 0,
+    shuffles: int = 200,
+    seed: int = 0,
 ) -> MovementTest:
     """Return moves and drift beside those of the same main sinks with their steps in random order.
 
@@ -234,9 +294,10 @@ def movement_test(
     Args:
         main: positions, −1 where there is none.
         is_sink: tells swaps from moves; without it every change of place is a move.
+        uncounted: first steps that are left out, as `Tracks.uncounted`.
         shuffles: 1 or more.
     """
-    found = MainMoves.of(main, is_sink)
+    found, main = MainMoves.of(main, is_sink), main[uncounted:]
     counted = ~np.isnan(found.drift)
     moves = swaps = drift = median = right = 0.0
     if counted.any():
@@ -246,7 +307,7 @@ def movement_test(
     null, block = np.array([(moves, drift)]), max(1, len(main))
     if len(main) > 1 and counted.any():
         block = min(block, int(np.ceil(2 * _stay(main))))
-        places = _Places(main, is_sink)
+        places = _Places(main, is_sink, uncounted)
         null = np.empty((shuffles, 2))
         for row in null:
             row[0] = places.moves(rng.permutation(len(main)))[counted].mean()
@@ -271,14 +332,14 @@ def movement_test(
 class _Places:
     """Holds the places of each head's main sink and the steps in which they are sinks: moves in any order of steps."""
 
-    def __init__(self, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None) -> None:
+    def __init__(self, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None, first: int = 0) -> None:
         _, layer, head = there = np.nonzero(main >= 0)
         places, found = np.unique(np.stack([layer, head, main[there]]), axis=1, return_inverse=True)
         self.number = np.full(main.shape, -1)
         self.number[there] = found.ravel()
         self.sink = np.zeros((len(main), places.shape[1]), bool)
         if is_sink is not None and places.size:
-            step = np.repeat(np.arange(len(main)), places.shape[1])
+            step = first + np.repeat(np.arange(len(main)), places.shape[1])
             self.sink = is_sink(step, *np.tile(places, len(main))).reshape(self.sink.shape)
 
     def moves(self, order: Int[np.ndarray, " step"]) -> Int[np.ndarray, "layer head"]:

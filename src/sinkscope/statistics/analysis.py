@@ -10,7 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.errors import CallError
-from sinkscope.sinks.finding import Recorded
+from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.followed_columns import Followed, Recorded
+from sinkscope.sinks.tracking import MainPlace
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means, known
@@ -125,6 +127,8 @@ class Analysis:
         prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
         values: [prompt, key], the numbers behind the means; keys: their names and places.
         corpus: checksum of the counts of the training corpus; 0 without.
+        places: where most heads of each prompt have their main sink, with its token's text, at the first threshold.
+        followed: words for the queries in whose columns sinks are followed; rule: by which they are sinks.
     """
 
     statistics: tuple[Estimate, ...] = field(repr=False)
@@ -136,6 +140,9 @@ class Analysis:
     keys: tuple[Key, ...] = field(repr=False)
     values: Float[np.ndarray, "prompt key"] = field(repr=False)
     corpus: int = field(default=0, repr=False)
+    places: tuple[tuple[MainPlace | None, str], ...] = field(default=(), repr=False)
+    followed: str = ""
+    rule: Rule = "eq3"
 
     def find(self, name: str, **place: Any) -> list[Estimate]:
         """Return the estimates of a name whose place has all of this, as ``find("movement.drift", excess=3.0)``.
@@ -157,6 +164,8 @@ class Analysis:
         definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}
         sizes = {name: getattr(self, name) for name in ("prompts", "layers", "heads", "tolerance")}
         statistics = [one.as_dict() for one in self.statistics]
+        places = [None if one is None else {**vars(one), "text": text} for one, text in self.places]
+        sizes |= {"rule": self.rule, "followed": self.followed, "main_sinks": places}
         return {**sizes, "level": LEVEL, "definitions": definitions, "statistics": statistics}
 
 
@@ -167,6 +176,7 @@ def analyse(
     tolerance: int = 0,
     training: Mapping[int, int] | None = None,
     choice: bool = True,
+    rule: Rule | None = None,
     seed: int = 0,
 ) -> Analysis:
     """Return every statistic of a set of traces of one model; of a trace a few steps at a time are in memory.
@@ -177,6 +187,7 @@ def analyse(
         tolerance: steps without a sink that a track and a main sink survive.
         training: {token: how often it stands in the training corpus}.
         choice: fits the placement model, by far the longest part with many prompts.
+        rule: ``uniform`` or ``eq3`` for causal models, see `sinks.finding.rule_of`.
         seed: of the resampled prompts and the shifted commits.
 
     Raises:
@@ -189,12 +200,13 @@ def analyse(
     agreements = {threshold: PromptAgreement() for threshold in thresholds}
     shared, vocabulary, texts = dict[str, Any](), dict[int, str](), list[Any]()
     known_from, taken = list[tuple[float, float]](), dict[Path | str, Path]()
+    places = list[tuple[MainPlace | None, str]]()
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
     if isinstance(given, Sequence) and len({*map(id, given)}) < len(given):
         raise CallError("traces: expected each trace once, as it is one prompt, found one object twice")
     for trace in map(as_trace, given):
         _refuse_again(trace, taken)
-        prompt = summarise(trace, thresholds, tolerance, training)
+        prompt = summarise(trace, thresholds, tolerance, training, rule)
         manifest = held(trace, "manifest") or {}
         shared = _with(shared, manifest, f"{prompt.layers} layers × {prompt.heads} heads")
         size = (manifest.get("model") or {}).get("vocabulary")
@@ -211,6 +223,8 @@ def analyse(
         if choice and not prompt.canvas.settings.causal:
             placement.add(Choices.of(prompt))
         vocabulary |= prompt.canvas.vocabulary
+        place = prompt.main_place(thresholds[0])
+        places.append((place, "" if place is None else vocabulary.get(place.token, f"<{place.token}>")))
         known_from.append(prompt.known_from)
     if not texts:
         raise CallError("expected at least one trace, found none")
@@ -235,7 +249,8 @@ def analyse(
     statistics = tuple(sorted(found, key=lambda one: order_of(one.name)))
     corpus = PromptSettings(training=training).corpus
     sizes = (len(texts), prompt.layers, prompt.heads, tolerance)
-    return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus)
+    how = (Followed.of(trace).queries_text, prompt.canvas.settings.rule)
+    return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus, tuple(places), *how)
 
 
 def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
@@ -284,6 +299,7 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     """Return second minus first, of every statistic that both have.
 
     Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
+    Movement that is followed in columns of other queries is not comparable, and so has no value (see `averaged_moves`).
 
     Raises:
         CallError: they were made with different tolerances or training corpora, or at no threshold in common.
@@ -296,5 +312,8 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     if not any(dict(place).keys() >= {"excess"} for name, place in both if not name.startswith("epsilon.")):
         raise CallError("expected two analyses with a threshold in common, found none; analyse one of them again")
     ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
+    if first.followed != second.followed:
+        moving = [name.startswith("movement.") for name, _ in both]
+        theirs[:, moving] = np.nan
     paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
     return tuple(estimates_of(both, interval_of_difference(ours, theirs, paired, seed)))

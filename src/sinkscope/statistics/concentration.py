@@ -43,10 +43,11 @@ class Evenness:
         columns, total = step.columns.sums, step.columns.total
         queries = np.maximum(step.queries, 1)[:, None]
         of_any, of_first = step.columns.at_top(columns) / queries, columns[..., 0] / queries
-        if step.settings.causal and not step.settings.crossing:
-            alpha, keys = visible_query_mean(columns, causal=True), step.length - LEAST_QUERIES + 1
-            of_any = alpha[..., :keys].max(axis=-1) if keys > 0 else np.full_like(of_any, np.nan)
-            of_first = alpha[..., 0]
+        if step.reach is not None:
+            alpha = visible_query_mean(columns, True, step.reach)
+            seen = np.minimum(step.length - np.arange(step.length), step.reach[:, None])[:, None]
+            of_any = np.where(seen >= LEAST_QUERIES, alpha, -1).max(axis=-1)
+            of_any, of_first = np.where(of_any < 0, np.nan, of_any), alpha[..., 0]
         over, first_over = (
             np.where(np.isnan(one), one, one > GU_THRESHOLD).astype(np.float32) for one in (of_any, of_first)
         )

@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from sinkscope.sinks.drift import FRONTIERS, IsSink, MainMoves, block_edges, blocks_of, relative_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
+from sinkscope.sinks.followed_columns import uncounted
 from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas
@@ -69,7 +70,10 @@ class Movement(Statistic):
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             main, is_sink = prompt.main_at(threshold), prompt.is_sink_at(threshold)
             of_threshold = {name: counts[prompt.thresholds.index(threshold)] for name, counts in kinds.items()}
-            return main_sink_values(main, prompt.canvas, is_sink) | _kind_values(**of_threshold)
+            values = main_sink_values(main, prompt.canvas, is_sink) | _kind_values(**of_threshold)
+            if prompt.steps - prompt.uncounted < 2:  # too short to tell how long sinks last
+                values |= {key: np.nan for key in values if "track" in key[0] or "residence" in key[0]}
+            return values
 
         return at_thresholds(prompt, values_at)
 
@@ -87,13 +91,14 @@ def drift_values(family: str, found: MainMoves) -> Values:
 def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas, is_sink: IsSink) -> Values:
     """Return the movement of main sinks, −1 where Eq. 3 does not hold."""
     there, found = main >= 0, MainMoves.of(main, is_sink)
+    counted = there[uncounted(canvas.settings.causal, len(main)) :]
     begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
     moves, swaps = (np.where(np.isnan(found.drift), np.nan, one) for one in (found.moves, found.swaps))
     travelled = np.abs(found.distance).sum(axis=0)
     distances = [quotient(*one) for one in zip(travelled.sum(axis=1), found.moves.sum(axis=1), strict=True)]
     stays = [quotient(*one) for one in zip(there.sum(axis=(0, 2)), begun.sum(axis=1), strict=True)]
     values: Values = {
-        ("movement.steps_with_sink", ()): float(there.mean()),
+        ("movement.steps_with_sink", ()): float(counted.mean()),
         ("movement.moves_per_head", ()): mean(moves),
         ("movement.swaps_per_head", ()): mean(swaps),
         ("movement.distance", ()): quotient(travelled.sum(), found.moves.sum()),
@@ -129,12 +134,12 @@ def track_kinds(prompt: PromptSummary) -> dict[str, Int[np.ndarray, "threshold l
         candidates, layers = prompt.followed.of_layers(first, last), last - first
         for number, threshold in enumerate(prompt.thresholds):
             sinks, at = candidates.at(threshold), (number, slice(first, last))
-            rows = (sinks.step, sinks.head, sinks.key)
-            found = find_episodes(*rows, prompt.steps, prompt.tolerance, short_too=False, ordered=True)
+            rows, steps = (sinks.step - prompt.uncounted, sinks.head, sinks.key), prompt.steps - prompt.uncounted
+            found = find_episodes(*rows, steps, prompt.tolerance, short_too=False, ordered=True)
             place = found.head // heads * kinds + found.kind
             tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
             lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
-            rank = found.head * (prompt.steps + 1) - found.durations
+            rank = found.head * (steps + 1) - found.durations
             order = np.argsort(rank, kind="stable")  # ties to the track that comes first
             _, begins = np.unique(found.head[order], return_index=True)
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)

@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from sinkscope.errors import CallError
+from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.finding import rule_of
 from sinkscope.sinks.followed_columns import zeroes
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.traces.format import attends_elsewhere, block_of
@@ -28,6 +30,7 @@ class PromptSettings:
         crossing: whether the keys are another stack's tokens.
         aligned: whether blocks stand at multiples of ``block``, as in block diffusion, not behind the prompt.
         zeroed: whether a rule zeroed weights, so that columns do not tell how many queries there are.
+        rule: by which a column is a sink, see `sinks.definition`.
     """
 
     causal: bool = False
@@ -40,6 +43,7 @@ class PromptSettings:
     crossing: bool = False
     aligned: bool = False
     zeroed: bool = False
+    rule: Rule = "eq3"
 
     def __post_init__(self) -> None:
         if self.training is not None and not any(count > 0 for count in self.training.values()):
@@ -51,7 +55,11 @@ class PromptSettings:
 
     @classmethod
     def of(
-        cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None
+        cls,
+        causal: bool,
+        manifest: Mapping[str, Any],
+        training: Mapping[int, int] | None = None,
+        rule: Rule | None = None,
     ) -> "PromptSettings":
         special = [manifest.get("eos_id"), *(manifest.get("special_ids") or ())]
         return cls(
@@ -65,6 +73,7 @@ class PromptSettings:
             # Settings that only samplers of block diffusion have.
             aligned=not {"block_steps", "small_block"}.isdisjoint(manifest.get("sampler") or {}),
             zeroed=zeroes(manifest),
+            rule=rule_of(causal, attends_elsewhere(manifest), rule),
         )
 
     @property

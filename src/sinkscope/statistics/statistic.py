@@ -18,6 +18,7 @@ import numpy as np
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
+from sinkscope.sinks.definition import Rule
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.intervals import thirds
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
@@ -184,6 +185,7 @@ def summarise(
     thresholds: Sequence[Threshold] = THRESHOLDS,
     tolerance: int = 0,
     training: Mapping[int, int] | None = None,
+    rule: Rule | None = None,
 ) -> PromptSummary:
     """Return the summary of a trace, which is read once, a few steps at a time; arguments as those of `analyse`.
 
@@ -200,7 +202,7 @@ def summarise(
     manifest, kept = held(trace, "manifest") or {}, None
     if isinstance(trace, Trace) and "column_sums" not in trace.tensors:
         kept = trace.top_column_sums.shape[-1]
-    settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=kept)
+    settings = replace(PromptSettings.of(bool(trace.causal), manifest, training, rule), kept=kept)
     feed = feed_of(settings, thresholds, tolerance)
     for step in recorded_steps(trace):
         feed.feed(step)
