@@ -27,7 +27,7 @@ from sinkscope.sinks import SinksIn, find_sinks, is_sink, main_sinks, movement_t
 def measure(trace: Any) -> dict[str, float]:
     sinks = find_sinks(trace)
     tracks = track(sinks)
-    main = movement_test(tracks.main, tracks.is_sink)
+    main = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted)
     largest = movement_test(np.nan_to_num(sinks.columns, nan=-1).argmax(axis=-1))
     averaged = running_mean(sinks.columns)
     return {

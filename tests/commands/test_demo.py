@@ -22,7 +22,7 @@ def test_the_demo_makes_traces_figures_and_a_page_with_the_same_numbers(tmp_path
         assert steps is None or trace.steps == steps
         sinks = find_sinks(trace)
         tracks = track(sinks)
-        test = movement_test(tracks.main, tracks.is_sink)
+        test = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted)
         line = next(one for one in said if one.startswith(name))
         assert f"{len(sinks)} sinks; {test.moves_per_head:.2f} moves a head, {test.null_moves[0]:.2f}" in line
         assert f"{test.drift_per_step:+.3f}" in html

@@ -70,7 +70,10 @@ def follow(selected, tolerance):
         "selected_share": 0.0,
         "source": "column_sums",
     }
-    return track(Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=selected), tolerance=tolerance)
+    return track(
+        Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=selected, ranked=columns),
+        tolerance=tolerance,
+    )
 
 
 def test_a_dip_within_the_tolerance_does_not_end_a_track():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from planted import extras, make_trace, random_columns
+from planted import dense_uniform, extras, make_trace, random_columns
 
 from sinkscope.errors import CallError
 from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, main_sinks, track
@@ -79,19 +79,25 @@ def test_main_sinks_and_tracks_are_those_of_the_whole_trace(threshold, tolerance
 def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
     trace, threshold = grown_trace(2, range(19, 31) if causal else RAGGED, causal), Threshold(3.0)
     found, columns = summarise(trace, [Threshold(2.0, "percent"), threshold]), trace.column_sums
-    followed, selected = last_query_window(trace.last_query) if causal else columns, is_sink(columns, 3.0)
+    followed, selected, moving, ranked = columns, *[is_sink(columns, 3.0)] * 2, columns
+    if causal:
+        followed, (selected, moving, _, ranked) = last_query_window(trace.last_query), dense_uniform(trace, 3.0)
+        assert found.uncounted == 5 and moving.any() and (moving[5:] != is_sink(followed[5:])).any()
     assert (found.steps, found.layers, found.heads, found.columns) == (12, 2, 3, (~np.isnan(columns)).sum())
     np.testing.assert_array_equal(found.counts(threshold), selected.sum(axis=-1))
     np.testing.assert_array_equal(found.has_sink(threshold), selected.any(axis=-1))
     shares = np.nansum(columns * selected, axis=-1) / np.nansum(columns, axis=-1)
     assert_close(found.shares(threshold), shares, terms=columns.shape[-1], dtype=torch.float32)
-    np.testing.assert_array_equal(found.by_step.largest, np.nanmax(columns, axis=-1))
-    np.testing.assert_array_equal(found.by_step.top, np.nanargmax(columns, axis=-1))
-    np.testing.assert_array_equal(
-        np.nan_to_num(found.strength(threshold)), (np.nan_to_num(columns) * selected).max(axis=-1)
-    )
-    np.testing.assert_array_equal(found.main_at(threshold), main_sinks(followed, is_sink(followed, 3.0)))
-    np.testing.assert_allclose(found.by_step.main_column, np.nanmax(followed, axis=-1), rtol=1e-6)
+    if not causal:
+        np.testing.assert_array_equal(found.by_step.top, np.nanargmax(columns, axis=-1))
+        strongest = (np.nan_to_num(columns) * selected).max(axis=-1)
+        np.testing.assert_array_equal(np.nan_to_num(found.strength(threshold)), strongest)
+    at_top = np.take_along_axis(columns, found.by_step.top[..., None], -1)[..., 0]
+    np.testing.assert_array_equal(found.by_step.largest, at_top)
+    main = main_sinks(np.nan_to_num(ranked, nan=-9.0).astype(np.float32), moving)
+    np.testing.assert_array_equal(found.main_at(threshold), main)
+    at_main = np.take_along_axis(followed, np.maximum(main, 0)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(found.by_step.main_column[main >= 0], at_main[main >= 0], rtol=1e-6)
     assert_close(found.mean_columns, followed.mean(axis=(1, 2)), terms=columns.shape[-1], dtype=torch.float32)
     np.testing.assert_array_equal(found.tally[1], selected.sum(axis=(1, 2)))
     for layer in range(2):
@@ -99,7 +105,7 @@ def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
             columns[:, layer][~np.isnan(columns[:, layer])], np.arange(found.quarters.shape[1] + 1) / 4
         )[0]
         np.testing.assert_array_equal(found.quarters[layer], bins)
-        step, head, key = np.nonzero(is_sink(followed, 3.0)[:, layer])
+        step, head, key = np.nonzero(moving[:, layer])
         sinks = found.followed.of_layer(layer).at(threshold)
         order = np.lexsort((step, key, head))
         np.testing.assert_array_equal(
@@ -107,7 +113,7 @@ def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
         )
         np.testing.assert_allclose(sinks.column, followed[:, layer][step, head, key][order], rtol=1e-6)
         asked = np.array([0, 5, 11]), np.array([1, 0, 2]), np.array([3, 7, 11])
-        np.testing.assert_array_equal(sinks.contains(*asked), is_sink(followed, 3.0)[:, layer][asked])
+        np.testing.assert_array_equal(sinks.contains(*asked), moving[:, layer][asked])
     tokens = find_sinks(trace).token
     assert found.sinks_by_token(threshold).tolist() == [(tokens == token).sum() for token in found.canvas.token_ids]
 

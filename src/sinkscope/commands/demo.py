@@ -103,8 +103,8 @@ def movement_of(trace: Any) -> dict[str, Any]:
 
     sinks = find_sinks(trace)
     tracks = track(sinks)
-    test = movement_test(tracks.main, tracks.is_sink)
-    largest = movement_test(np.nan_to_num(sinks.columns, nan=-1).argmax(axis=-1))
+    test = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted)
+    largest = movement_test(np.nan_to_num(sinks.columns[tracks.uncounted :], nan=-1).argmax(axis=-1))
     averaged: Any = "–"
     if not trace.causal:
         columns = running_mean(sinks.columns)

@@ -48,7 +48,7 @@ class Sinks(Command):
         documents = []
         for trace in open_and_check(self.trace):
             found = find_sinks(trace, self.excess, self.unit, self.rule)
-            place = place_of(found, trace)
+            place = place_of(found, trace.tokens[:])
             if not self.json:
                 _print_sinks(trace, found, place)
                 continue

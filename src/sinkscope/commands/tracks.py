@@ -45,7 +45,7 @@ class Tracks(Command):
             sinks = find_sinks(trace, self.excess, self.unit, self.rule)
             tracks = track(sinks, self.tolerance)
             test = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted)
-            place, averaged = place_of(sinks, trace), averaged_moves(trace)
+            place, averaged = place_of(sinks, trace.tokens[:]), averaged_moves(trace)
             model = trace.manifest.get("model", {})
             roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
             if not self.json:

@@ -101,12 +101,14 @@ def visible_query_mean(
 
 
 def reach_of(last_query: Float[np.ndarray, "*step layer head key"]) -> Int[np.ndarray, "*step layer"]:
-    """Return how many keys the newest query of a layer sees, from the first one that any of its heads attends to: all,
-    or the newest ones, behind a sliding window.
+    """Return how many keys the newest query of a layer sees: those that any of its heads attends to where they are the
+    newest ones, as behind a sliding window; else all.
     """
     with np.errstate(invalid="ignore"):
-        first = (last_query > 0).any(axis=-2).argmax(axis=-1)
-    return (~np.isnan(last_query[..., 0, :])).sum(axis=-1) - first
+        seen = (last_query > 0).any(axis=-2)
+    length = (~np.isnan(last_query[..., 0, :])).sum(axis=-1)
+    newest = length - seen.argmax(axis=-1)
+    return np.where(seen.sum(axis=-1) == newest, newest, length)
 
 
 def uniform_rows(last_query: Float[np.ndarray, "*step layer head key"]) -> Float[np.ndarray, "*step layer one key"]:

@@ -1,6 +1,5 @@
 """The sinks of a trace: which tokens, where, how strong."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -16,7 +16,7 @@ from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
-from sinkscope.sinks.followed_columns import Recorded, mean_share
+from sinkscope.sinks.followed_columns import mean_share
 
 KIND_MEANINGS = {
     "static": "a sink in at least 95 % of the steps that count",
@@ -268,11 +268,11 @@ def main_place(
     return MainPlace(position, token, int((usual == position).sum()), usual.size, share)
 
 
-def place_of(sinks: Sinks, trace: Recorded) -> MainPlace | None:
+def place_of(sinks: Sinks, tokens: Int[np.ndarray, "step position"]) -> MainPlace | None:
     """Return where most heads of a trace have their main sink."""
     counted = slice(sinks.uncounted, None)
     main = main_sinks(sinks.ranked, sinks.moving)[counted]
-    return main_place(main, sinks.columns[counted].mean(axis=(1, 2)), np.asarray(trace.tokens[:])[counted])
+    return main_place(main, sinks.columns[counted].mean(axis=(1, 2)), tokens[counted])
 
 
 def movement_test(
