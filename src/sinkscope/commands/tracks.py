@@ -24,6 +24,7 @@ class Tracks(Command):
     Attributes:
         trace: folder of a trace, or of numbered traces.
         tolerance: how many steps in a row a sink may be below the threshold without ending its track.
+        share: of the attention by which a sink exceeds others where moves are compared between models.
     """
 
     trace: Positional[Path]
@@ -31,6 +32,7 @@ class Tracks(Command):
     unit: Unit = "queries"
     rule: Rule = None
     tolerance: int = 0
+    share: float = 0.1875
     roles: RolesFile = None
     json: Json = False
 
@@ -45,7 +47,7 @@ class Tracks(Command):
             sinks = find_sinks(trace, self.excess, self.unit, self.rule)
             tracks = track(sinks, self.tolerance)
             test = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted)
-            place, averaged = place_of(sinks, trace.tokens[:]), averaged_moves(trace)
+            place, averaged = place_of(sinks, trace.tokens[:]), averaged_moves(trace, share=self.share)
             model = trace.manifest.get("model", {})
             roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
             if not self.json:
@@ -70,7 +72,7 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any, place: Any, averaged:
         say(f"{trace.folder}: no head has a main sink in the attention of {queries}")
     else:
         static = sum(one.kind == "static" and one.position == place.position for one in tracks.tracks)
-        kind = f"; static in {static}" if count > 1 else ""
+        kind = f"; a static sink in {static}" if count > 1 else ""
         say(f"{trace.folder}: {place.text(trace.token_text(place.token), queries)}{kind}")
     say(f"{counted(len(tracks.tracks), 'track')}, followed in {tracks.source}, over {counted(count, 'step')}")
     if count < 2:

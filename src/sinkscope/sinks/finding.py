@@ -110,6 +110,34 @@ def rule_of(causal: bool, crossing: bool = False, asked: Rule | None = None) -> 
     return (asked or "uniform") if causal and not crossing else "eq3"
 
 
+def _rule_in(recorded: Recorded, asked: Rule | None) -> Rule:
+    return rule_of(recorded.causal, attends_elsewhere(getattr(recorded, "manifest", None) or {}), asked)
+
+
+def followed_sinks(
+    recorded: Recorded,
+    excess: float = EXCESS,
+    unit: Unit = "queries",
+    rule: Rule | None = None,
+    layers: slice = slice(None),
+    heads: slice = slice(None),
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the columns in which sinks are followed, of some layers and heads, where they are sinks, and by what the
+    main sink is the largest.
+    """
+    columns, expected, filled = Followed.of(recorded).columns(recorded, layers, heads), None, np.ones(1)
+    if recorded.causal and unit == "queries":
+        filled = np.minimum(np.arange(recorded.steps) + 1, WINDOW) / WINDOW
+    if _rule_in(recorded, rule) == "uniform":
+        rows = np.asarray(recorded.last_query[:, layers], np.float32)
+        expected = last_query_window(uniform_rows(rows), WINDOW)
+    over = excess_in(columns, unit, expected) / filled[:, None, None, None]
+    with np.errstate(invalid="ignore"):
+        there = over > excess
+    there[: uncounted(recorded.causal, recorded.steps)] = False
+    return columns, there, columns if expected is None else over
+
+
 def find_sinks(
     trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries", rule: Rule | None = None
 ) -> Sinks:
@@ -130,26 +158,18 @@ def find_sinks(
     columns = np.array(recorded.column_sums[:], dtype=np.float32)  # a copy, since a caller may fill arrays anew
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens, followed = np.asarray(recorded.tokens[:]), Followed.of(recorded)
-    rule = rule_of(recorded.causal, attends_elsewhere(getattr(recorded, "manifest", None) or {}), rule)
-    first, rows, uniform, uniform_window = uncounted(recorded.causal, recorded.steps), 1, None, None
-    moving_columns = followed.columns(recorded) if followed.newest else columns
-    if recorded.causal and unit == "queries":
-        rows = np.minimum(np.arange(recorded.steps) + 1, WINDOW)[:, None, None, None] / WINDOW
+    rule, uniform = _rule_in(recorded, rule), None
     if rule == "uniform":
-        last, uniform = (
-            np.asarray(recorded.last_query[:], np.float32),
-            np.zeros((*columns.shape[:2], 1, columns.shape[-1])),
-        )
-        for step, reach in enumerate(reach_of(last)):
+        uniform = np.zeros((*columns.shape[:2], 1, columns.shape[-1]))
+        for step, reach in enumerate(reach_of(np.asarray(recorded.last_query[:]))):
             length = int((~np.isnan(columns[step, 0, 0])).sum())
             uniform[step, ..., :length] = uniform_columns(length, reach)
-        uniform_window = last_query_window(uniform_rows(last), WINDOW)
     excesses = excess_in(columns, unit, uniform)
     with np.errstate(invalid="ignore"):
         selected = excesses > excess
-        moving_excess = excess_in(moving_columns, unit, uniform_window) / rows if followed.newest else excesses
-        moving = moving_excess > excess
-    moving[:first] = False
+    moving = (columns, selected, columns)
+    if followed.newest:
+        moving = followed_sinks(recorded, excess, unit, rule)
     step, layer, head, position = np.nonzero(selected)
     return Sinks(
         step=step,
@@ -165,11 +185,11 @@ def find_sinks(
         shape=columns.shape,  # type: ignore[arg-type]
         selected_share=float(selected.sum() / max(1, (~np.isnan(columns)).sum())),
         source=followed.source,
-        columns=moving_columns,
-        moving=moving,
-        ranked=moving_columns if uniform_window is None else moving_excess,
+        columns=moving[0],
+        moving=moving[1],
+        ranked=moving[2],
         rule=rule,
-        uncounted=first,
+        uncounted=uncounted(recorded.causal, recorded.steps),
         vocabulary=(getattr(recorded, "manifest", None) or {}).get("vocabulary", {}),
     )
 
