@@ -93,7 +93,7 @@ class Incoming:
         layer, head = check_head(trace, (layer, head))
         commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))
         if layer is not None and head is not None:
-            found = followed_sinks(trace, excess, layers=slice(layer, layer + 1), heads=slice(head, head + 1))
+            found = followed_sinks(trace, excess, "queries", None, slice(layer, layer + 1), slice(head, head + 1))
             values, main = found[0][:, 0, 0], main_sinks(found[2], found[1])[:, 0, 0]
             total = np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None]
             check_reach(excess, "queries", total, values.shape[-1])

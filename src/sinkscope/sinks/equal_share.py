@@ -22,12 +22,8 @@ SHARE = 3 / WINDOW
 
 @dataclass(frozen=True)
 class AveragedMoves:
-    """Moves of main sinks, where sinks exceed others by the same ``share`` of the attention of ``queries``.
-
-    Attributes:
-        queries: whose attention is averaged in each step. Numbers over other numbers of queries are not comparable.
-        moves_per_head, swaps_per_head: means over the ``heads`` with a main sink in two steps or more; None without.
-        steps: the same for all windows of a trace.
+    """Moves of main sinks that exceed others by one ``share`` of the attention of ``queries``, averaged in each step:
+    means over the ``heads`` with a main sink in two steps, None without. Compare equal numbers of queries only.
     """
 
     queries: int

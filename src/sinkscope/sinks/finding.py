@@ -25,24 +25,20 @@ from sinkscope.sinks.definition import (
 from sinkscope.sinks.followed_columns import WINDOW, Followed, Recorded, query_means, uncounted
 from sinkscope.traces.reading import as_trace, attends_elsewhere, expect_steps
 
-EXCESS = 3.0
+ALL, EXCESS = slice(None), 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sinks:
-    """The sinks of one trace, a row each, ordered by step, layer, head, position.
+    """The sinks of one trace, a row each, ordered by step, layer, head, position; see `definition` for the ``rule``.
 
     Attributes:
-        column_sum: in queries' worth of attention, whatever the unit of the threshold.
-        visible_query_mean: the column over the number of queries that may see the key (see
-            `followed_columns.query_means`); for causal models, whose early keys more queries see, the fairer number.
-        excess: over what the ``rule`` says (see `definition`), in ``unit``.
-        shape: (steps, layers, heads, positions) of the trace.
+        column_sum: in queries' worth of attention, whatever the unit of the threshold and of the excess.
+        visible_query_mean: the column over the number of queries that see the key, see `followed_columns.query_means`.
         selected_share: sinks over all step × layer × head × position within ``lengths``.
-        columns: [step, layer, head, key], in which sinks are followed (see `followed_columns`), and ``source`` their
-            name; ``moving``: bool [step, layer, head, key], the rule on them, nowhere in the first ``uncounted`` steps;
-            ``ranked``, of the same shape: by which the main sink is the largest, the columns themselves by Eq. 3.
+        columns: [step, layer, head, key], in which sinks are followed, and ``source`` their name; ``moving``: where they
+            are sinks, nowhere in the first ``uncounted`` steps; ``ranked``: by which the main sink is the largest.
         vocabulary: texts of tokens by their number as text, as far as the trace has them.
     """
 
@@ -115,12 +111,7 @@ def _rule_in(recorded: Recorded, asked: Rule | None) -> Rule:
 
 
 def followed_sinks(
-    recorded: Recorded,
-    excess: float = EXCESS,
-    unit: Unit = "queries",
-    rule: Rule | None = None,
-    layers: slice = slice(None),
-    heads: slice = slice(None),
+    recorded: Recorded, excess: float, unit: Unit, rule: Rule | None, layers: slice = ALL, heads: slice = ALL
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the columns in which sinks are followed, of some layers and heads, where they are sinks, and by what the
     main sink is the largest.
@@ -195,12 +186,7 @@ def find_sinks(
 
 
 def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer head"], keys: int) -> None:
-    """Raise CallError where no column of a trace can exceed a threshold; the usual one is taken for every trace.
-
-    Args:
-        totals: sums of the columns of a head, in queries' worth.
-        keys: tokens of the longest canvas.
-    """
+    """Raise CallError where no column of heads with these sums can exceed a threshold; the usual one always may."""
     most = {"queries": float(max(keys, round(float(totals.max())))), "percent": 100.0, "mean": 1.0}[unit]
     if excess >= most and not (unit == "queries" and excess <= EXCESS):
         reason = f"a key that received all attention would exceed the others by {most:g}"

@@ -1,8 +1,7 @@
 """The columns in which sinks are followed from step to step, and how many queries columns are made of.
 
-They are the column sums, except where old queries keep their rows from step to step (autoregressive models, block
-diffusion): a sum over all of them can hardly move, so there only the newest queries count. A step has fewer queries
-than tokens behind a cache, and any number in cross-attention.
+Where old queries keep their rows from step to step (autoregressive models, block diffusion), a sum over all can hardly
+move, so only the newest queries count. Behind a cache and in cross-attention there are not as many queries as tokens.
 """
 
 from collections.abc import Mapping
@@ -44,11 +43,8 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True)
 class Followed:
-    """The columns of a trace in which its sinks are followed.
-
-    Attributes:
-        tensor: ``column_sums``; ``last_query`` of an autoregressive model, whose rows are added up over 16 steps;
-            ``newest_columns`` of block diffusion, sums over the running block and the blocks before it.
+    """The columns of a trace in which its sinks are followed: ``column_sums``; ``last_query`` of an autoregressive
+    model, whose rows are added up over 16 steps; ``newest_columns`` of the running block and those before it.
     """
 
     tensor: Literal["column_sums", "last_query", "newest_columns"]
@@ -101,12 +97,8 @@ def count_queries(
     hidden_norms: Float[np.ndarray, "*step layer key"] | None = None,
     sink_token: Float[np.ndarray, "*step layer head sink"] | None = None,
 ) -> Int[np.ndarray, "*step layer"]:
-    """Return how many queries a layer has.
-
-    Args:
-        hidden_norms: NaN for tokens that were not computed and so are no queries. Without them the queries are the sum
-            of the columns, of which a rule that zeroes keys takes some away.
-        sink_token: attention on a sink token, which is no key.
+    """Return how many queries a layer has: tokens that were computed, whose hidden norms are not NaN; without them the
+    sum of the columns (of which a rule that zeroes keys takes some away) and of the ``sink_token``, which is no key.
     """
     if hidden_norms is not None:
         return (~np.isnan(hidden_norms)).sum(axis=-1)
@@ -172,12 +164,8 @@ def cached(manifest: Mapping[str, Any]) -> bool:
 
 
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
-    """Return whether the columns of every head add up to the tokens of its canvas: not behind a cache, in
-    cross-attention, with a sink token of the network, or under a rule that zeroes weights.
-
-    Args:
-        manifest: of a trace, or of statistics.
-        trace: where single steps are known.
+    """Return whether the columns of every head add up to the tokens of its canvas, in the runs of a manifest or in a
+    trace: not behind a cache, in cross-attention, with a sink token of the network, or where a rule zeroes weights.
     """
     if cached(manifest) or attends_elsewhere(manifest) or zeroes(manifest):
         return False

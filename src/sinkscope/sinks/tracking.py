@@ -34,11 +34,8 @@ FEW_BLOCKS = 10
 
 @dataclass(frozen=True)
 class Track:
-    """One sink from its first to its last step.
-
-    Attributes:
-        successor: number of the track it moved to, None where it did not; a track of one step has one, too.
-        distance: positions to the successor, to the right positive; None where it did not move.
+    """One sink from its first to its last step; number of the track it moved to and the distance, None where it did
+    not; a track of one step has a successor, too.
     """
 
     layer: int
@@ -53,13 +50,7 @@ class Track:
 
 @dataclass(frozen=True)
 class HeadMovement:
-    """Movement of the main sink of one head; see `drift` for moves and swaps.
-
-    Attributes:
-        drift_per_step: least-squares slope of its position against the step, in positions per step; None with fewer
-            than two steps that have one.
-        steps_with_sink: steps in which Eq. 3 holds in this head.
-    """
+    """Movement of the main sink of one head (see `drift`), over the steps that have one; a slope only with two."""
 
     layer: int
     head: int
@@ -199,14 +190,9 @@ def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | No
 class MovementTest:
     """Movement of a trace beside nulls in which its steps are shuffled: singly for moves, in blocks for drift.
 
-    Attributes:
-        moves_per_head, swaps_per_head, drift_per_step: means over heads that have a main sink in at least two steps.
-        drift_median, drift_right: median drift of these ``heads``, and the share of them that drift to the right.
-        null_moves, null_drift: (mean, 2.5th, 97.5th percentile) over the shuffles.
-        p_moves: share of shuffles with as few or fewer moves, as shuffling destroys residence; p_drift: with a drift at
-            least as far from zero.
-        block_steps: steps that stay together where drift is compared.
-        blocks: how many of them the trace has; fewer than `FEW_BLOCKS` tell little.
+    Means (and the median drift, and the share that drifts right) are over ``heads`` with a main sink in two steps.
+    Nulls are (mean, 2.5th, 97.5th percentile) over the shuffles. p_moves: share with as few moves or fewer, as
+    shuffling destroys residence; p_drift: with a drift as far from zero. Fewer blocks than `FEW_BLOCKS` tell little.
     """
 
     moves_per_head: float
@@ -226,11 +212,8 @@ class MovementTest:
 
 @dataclass(frozen=True)
 class MainPlace:
-    """The place of the main sink of most heads.
-
-    Attributes:
-        heads: that have their main sink there in more steps than at any other place.
-        share: of the attention of the queries followed that it takes, mean over layers, heads and steps.
+    """The place at which most ``heads`` have their main sink in more steps than elsewhere, and its share of the
+    attention of the queries followed, mean over layers, heads and steps.
     """
 
     position: int
@@ -250,11 +233,8 @@ def main_place(
     columns: Float[np.ndarray, "step key"],
     tokens: Int[np.ndarray, "step position"],
 ) -> MainPlace | None:
-    """Return the place of most heads' main sink, ties to the lower one; None without a main sink.
-
-    Args:
-        main: −1 where there is none.
-        columns: in which sinks are followed, mean over layers and heads.
+    """Return the place of most heads' main sink (−1: none), ties to the lower one; None without any. ``columns`` are
+    means over layers and heads.
     """
     step, layer, head = there = np.nonzero(main >= 0)
     if not len(step):
@@ -283,19 +263,11 @@ def movement_test(
     shuffles: int = 200,
     seed: int = 0,
 ) -> MovementTest:
-    """Return moves and drift beside those of the same main sinks with their steps in random order.
+    """Return moves and drift beside those of the same main sinks with their steps in random order, all heads together.
 
-    All heads are shuffled together, because they see the same commits. A sink that stays for a while and then stands
-    anywhere has a slope in nearly every trace; if single steps were shuffled, the test would call it a drift in six
-    traces of ten. For drift, blocks of steps are therefore shuffled, twice as long as moving sinks stay; then it is one
-    trace in twenty or fewer. The test cannot tell a drift from sinks that only follow the tokens committed from left to
-    right.
-
-    Args:
-        main: positions, −1 where there is none.
-        is_sink: tells swaps from moves; without it every change of place is a move.
-        uncounted: first steps that are left out, as `Tracks.uncounted`.
-        shuffles: 1 or more.
+    A sink that stays for a while has a slope in nearly every trace, a drift in six of ten if single steps are shuffled.
+    So blocks are, twice as long as sinks stay: then it is one in twenty or fewer. Sinks that only follow the tokens
+    committed from left to right drift, too. Without ``is_sink`` every change of place is a move.
     """
     found, main = MainMoves.of(main, is_sink), main[uncounted:]
     counted = ~np.isnan(found.drift)

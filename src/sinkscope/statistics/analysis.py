@@ -39,13 +39,8 @@ from sinkscope.traces.reading import Trace, as_trace
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number: a mean over the prompts that have it, with its interval.
-
-    Attributes:
-        name: of a statistic, with an ending for layers or thirds of the steps.
-        place: where it holds, such as {"excess": 3.0, "unit": "queries", "layer": 2}.
-        value, low, high: None where no prompt has a value, or where there are fewer than five for an interval.
-        p: of the test against shifted commits (triggers only).
+    """A number at a place: a mean over the prompts that have it, with its interval from five prompts on, and p against
+    shifted commits (triggers only).
     """
 
     name: str
@@ -121,14 +116,8 @@ def estimates(
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The numbers of a set of traces of one model.
-
-    Attributes:
-        prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
-        values: [prompt, key], the numbers behind the means; keys: their names and places.
-        corpus: checksum of the counts of the training corpus; 0 without.
-        places: where most heads of each prompt have their main sink, with its token's text, at the first threshold.
-        followed: words for the queries in whose columns sinks are followed; rule: by which they are sinks.
+    """The numbers of traces of one model: ``values`` [prompt, key] behind the means; where most heads of each prompt
+    have their main sink, with its token's text, at the first threshold; which queries are ``followed``.
     """
 
     statistics: tuple[Estimate, ...] = field(repr=False)
@@ -145,10 +134,8 @@ class Analysis:
     rule: Rule = "eq3"
 
     def find(self, name: str, **place: Any) -> list[Estimate]:
-        """Return the estimates of a name whose place has all of this, as ``find("movement.drift", excess=3.0)``.
-
-        Raises:
-            CallError: no statistic of that name, or none at such a place.
+        """Return the estimates of a name whose place has all of this, as ``find("movement.drift", excess=3.0)``; CallError
+        for a name or a place that there is not.
         """
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
@@ -183,12 +170,10 @@ def analyse(
 
     Args:
         traces: one a prompt, open ones or their paths; the prompt is the unit of evidence.
-        thresholds: of Eq. 3.
         tolerance: steps without a sink that a track and a main sink survive.
         training: {token: how often it stands in the training corpus}.
         choice: fits the placement model, by far the longest part with many prompts.
         rule: ``uniform`` or ``eq3`` for causal models, see `sinks.finding.rule_of`.
-        seed: of the resampled prompts and the shifted commits.
 
     Raises:
         CallError: no trace, one given twice, traces of different models or kinds, or thresholds that cannot be.
@@ -265,11 +250,8 @@ def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
 
 
 def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) -> dict[str, Any]:
-    """Return what traces share with one more: model, attention, hidden keys (two seeds of a rule are one), cache,
-    guidance and dtype, None where it is not known.
-
-    Raises:
-        CallError: this trace is of another model or kind.
+    """Return what traces share with one more, None where unknown (two seeds of a rule are one); CallError where this
+    one is of another model or kind.
     """
     found: dict[str, Any] = {"traces of one model": shape}
     if manifest:
@@ -296,13 +278,10 @@ def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) ->
 
 
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
-    """Return second minus first, of every statistic that both have.
+    """Return second minus first, of every statistic that both have, of paired prompts where both hold the same.
 
-    Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
     Movement that is followed in columns of other queries is not comparable, and so has no value (see `averaged_moves`).
-
-    Raises:
-        CallError: they were made with different tolerances or training corpora, or at no threshold in common.
+    CallError for analyses with different tolerances or training corpora, or at no threshold in common.
     """
     same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
     if first.tolerance != second.tolerance or not same_corpus:

@@ -18,6 +18,9 @@ from sinkscope.statistics.thresholds import Threshold
 
 HEAD_KINDS = (*KINDS, "none")
 DEPTH = "deeper layers have fewer, stronger sinks (Fig. 5)"
+FEW = "few tokens take most attention (Fig. 3, 9)"
+PER = "per head with a sink in two steps or more"
+SLOPE, SPEED = "least-squares slope of the main sink's position over the steps", "positions per step"
 MOVING = "moving sinks: the position changes over steps, or the sink vanishes (§4.2, Fig. 7)"
 DRIFT = "LLaDA drifts right as blocks are denoised, Dream left, MMaDA stays (§4.2, Fig. 1, 7, 8)"
 
@@ -27,15 +30,9 @@ class Movement(Statistic):
 
     order = 1
     definitions: ClassVar = {
-        "movement.steps_with_sink": Definition(
-            "steps × heads with a sink", "share", "few tokens take most attention (Fig. 3, 9)"
-        ),
-        "movement.moves_per_head": Definition(
-            "moves of the main sink, per head with a sink in at least two steps", "moves", MOVING
-        ),
-        "movement.swaps_per_head": Definition(
-            "swaps of the main sink with another sink, per head with a sink in at least two steps", "swaps", "none"
-        ),
+        "movement.steps_with_sink": Definition("steps × heads with a sink", "share", FEW),
+        "movement.moves_per_head": Definition(f"moves of the main sink, {PER}", "moves", MOVING),
+        "movement.swaps_per_head": Definition(f"swaps of the main sink with another sink, {PER}", "swaps", "none"),
         "movement.swaps": Definition("swaps per head of one layer", "swaps", "none"),
         "movement.moves": Definition("moves per head of one layer", "moves", MOVING),
         "movement.distance": Definition("mean distance of a move", "positions", MOVING),
@@ -44,24 +41,12 @@ class Movement(Statistic):
         "movement.track_steps": Definition("mean length of a track, over all sinks", "steps", MOVING),
         "movement.tracks": Definition("tracks of each kind", "share of tracks", MOVING),
         "movement.longest_track": Definition("heads by the kind of their longest track", "share of heads", MOVING),
-        "movement.drift": Definition(
-            "least-squares slope of the main sink's position over the steps, mean over heads",
-            "positions per step",
-            DRIFT,
-        ),
-        "movement.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
+        "movement.drift": Definition(f"{SLOPE}, mean over heads", SPEED, DRIFT),
+        "movement.drift_median": Definition("the same, median over heads", SPEED, DRIFT),
         "movement.drift_right": Definition("heads whose main sink drifts to the right", "share of heads", DRIFT),
-        "movement.drift_relative": Definition(
-            "slope of the main sink's position minus the position of a frontier of the masks, mean over heads",
-            "positions per step",
-            DRIFT,
-        ),
-        "movement.drift_by_depth": Definition(
-            "slope of a layer's drift from the first (0) to the last layer (1)", "positions per step", DRIFT
-        ),
-        "movement.moves_by_depth": Definition(
-            "slope of a layer's moves per head from the first (0) to the last layer (1)", "moves", DEPTH
-        ),
+        "movement.drift_relative": Definition(f"{SLOPE}, minus that of a frontier of the masks", SPEED, DRIFT),
+        "movement.drift_by_depth": Definition("slope of a layer's drift, first (0) to last layer (1)", SPEED, DRIFT),
+        "movement.moves_by_depth": Definition("the same of a layer's moves per head", "moves", DEPTH),
     }
 
     def values(self, prompt: PromptSummary) -> Values:

@@ -76,21 +76,16 @@ class PromptSummary:
     """One prompt.
 
     *Column sums* are those of all queries; how many sinks there are and how strong is read from them. In *followed
-    columns* sinks are followed from step to step: column sums again, but for autoregressive models and block diffusion
-    the columns of the 16 newest queries. The main sink is the largest followed column where it is a sink (by the rule
-    ``uniform`` that of the largest excess).
+    columns*, of causal models and block diffusion those of the 16 newest queries, sinks are followed. The main sink is
+    the largest followed column where it is a sink (by the rule ``uniform`` that of the largest excess).
 
     Attributes:
         thresholds: at which statistics are computed; ``counted_at``: at which sinks were counted, maybe more.
-        tolerance: steps without a sink that a track and a main sink survive.
-        by_step: `StepSummary` of all steps, [step, …].
         tally: how often each position is a sink, over layers and heads.
         above: how many columns exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`.
-        quarters: column sums in bins of a quarter of a query's worth, from 0 upwards.
-        far: those from 64 queries' worth on, in the wider bins that many prompts share.
+        quarters: column sums in bins of a quarter of a query's worth; ``far``: from 64 on, in the bins of many prompts.
         mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
-        kept_records: {class: records that statistics keep, of all steps}.
-        known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink.
+        known_from: the least ε, in each unit, at which no column that was not kept can be a sink.
     """
 
     canvas: PromptCanvas = field(repr=False)
@@ -205,11 +200,8 @@ class PromptFeed:
         return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the
-        canvas, into which the caller may write afterwards.
-
-        Raises:
-            CallError: columns that are not finite or not those of the canvas, or a canvas that shrank.
+        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and positions beyond the canvas;
+        CallError for columns that are not finite or not those of the canvas, or a canvas that shrank.
         """
         settings, length = self.settings, arrays["column_sums"].shape[-1]
         before = len(self._canvas[-1][0]) if self._canvas else 0
@@ -252,11 +244,7 @@ class PromptFeed:
                 self._known_from = (next(least), next(least))
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
-        """Return the summary of all steps taken in; ``vocabulary``: {token: how it reads}, for the classes of tokens.
-
-        Raises:
-            SinkscopeError: no step was taken in.
-        """
+        """Return the summary of all steps; ``vocabulary``: {token: how it reads}. SinkscopeError without a step."""
         if not self._canvas:
             raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
         width, steps = max(len(tokens) for tokens, _, _ in self._canvas), len(self._canvas)

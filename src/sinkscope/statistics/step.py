@@ -116,16 +116,11 @@ class RecordedStep:
     """One step of one prompt, cut to the tokens of its canvas.
 
     Attributes:
-        columns: column sums of all queries.
-        followed: the columns in which sinks are followed from step to step: ``columns`` itself, or, where running sums
-            can hardly move, those of the newest queries (see `sinks.followed_columns`).
+        followed: the columns in which sinks are followed, ``columns`` or those of the newest queries.
         written: tokens committed in this step, −1 where none; None where not recorded.
-        queries: of each layer, whose attention the columns are; fewer than tokens behind a cache.
-        reach: how many keys a query of a causal layer sees, see `reach_of`; None else.
-        group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
-        self_attention: attention of each query on itself; None where not recorded.
-        norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms have one kv head, output norms
-            one a query head, as all have where layers have different numbers of key heads.
+        queries: of each layer, fewer than tokens behind a cache; reach: keys that a causal query sees, see `reach_of`.
+        group_sums: {group of queries: column sums of these only}, those of `QUERY_GROUPS` that were recorded.
+        norms: as recorded; hidden norms have one kv head, output norms one a query head.
     """
 
     columns: SummedColumns
@@ -148,14 +143,8 @@ class RecordedStep:
         settings: PromptSettings,
         newest: SummedColumns | None = None,
     ) -> "RecordedStep":
-        """Return a step as it was recorded, with its sinks.
-
-        Args:
-            arrays: as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
-            newest: columns of the newest queries, for autoregressive models and block diffusion.
-
-        Raises:
-            CallError: columns that are not those of the canvas, or not finite.
+        """Return a step of arrays as in `axes.TRACE_AXES`, without the step axis and positions beyond the canvas;
+        CallError for columns that are not those of the canvas, or not finite.
         """
         if arrays["tokens"].shape != arrays["column_sums"].shape[2:]:
             raise CallError("arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas")

@@ -44,10 +44,7 @@ class Summary:
     """Numbers of many prompts together.
 
     Attributes:
-        excess: ε of Eq. 3, in queries' worth of attention, of the arrays and of the numbers by prompt.
-        causal: whether the model is autoregressive, and main sinks are followed in the newest 16 queries.
-        rule: by which a column is a sink, see `sinks.definition`.
-        tolerance: steps without a sink that a track and a main sink survived.
+        excess: ε, in queries' worth of attention, of the arrays and of the numbers by prompt; rule: see `definition`.
         corpus: checksum of the counts of the training corpus, `PromptSettings.corpus`; 0 without.
         arrays: counts and sums over prompts, steps and whatever else their axes (see `_sums`) do not name.
         rows: the numbers of each prompt at `thresholds.THRESHOLDS`.
@@ -87,11 +84,7 @@ class Summary:
         return self.layers, self.heads, self.excess, kind, self.tolerance, self.corpus
 
     def merge(self, other: "Summary") -> None:
-        """Add later prompts.
-
-        Raises:
-            SinkscopeError: of another shape of model, or with another threshold, tolerance or training corpus.
-        """
+        """Add later prompts; SinkscopeError for another shape of model, threshold, tolerance or training corpus."""
         if self._settings != other._settings:
             names = "layers, heads, excess, causal (2: the rule uniform), tolerance, corpus"
             raise SinkscopeError(f"expected statistics with the same {names} {self._settings}, found {other._settings}")
@@ -259,12 +252,7 @@ def _sums(prompt: PromptSummary, threshold: Threshold) -> tuple[Arrays, dict[str
 def document_of(
     summary: Summary, texts: Mapping[int, str] | None = None, mask_id: int | None = None, special: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Return counts, means and statistics of many prompts as plain values.
-
-    Args:
-        texts: {token: how it reads}, for the classes of tokens.
-        mask_id, special: the mask token, and others that are special.
-    """
+    """Return counts, means and statistics of many prompts as plain values; ``texts``: {token: how it reads}."""
     arrays, norms, texts, columns = summary.arrays, summary.norms, texts or {}, summary.columns
     counted_as = ("sinks", "main_sinks", "canvas")
     tokens, classes = list[dict[str, Any]](), {kind: dict.fromkeys(counted_as, 0) for kind in CLASSES}
