@@ -1,4 +1,4 @@
-"""Sinks of causal models, with a truth that is planted: uniform attention has none, a constant first token is static."""
+"""Sinks of causal models, with a planted truth: uniform attention has none, a constant first token is static."""
 
 import numpy as np
 import pytest

@@ -79,24 +79,6 @@ def test_tracks_are_pickled():
     assert json.loads(json.dumps(tracks.as_dict()))["tracks"] == [vars(one) for one in tracks.tracks]
 
 
-def test_tracks_of_a_causal_trace_follow_its_last_queries():
-    steps, keys = 24, 30
-    columns = np.full((steps, 1, 1, keys), 0.1, np.float32)
-    columns[..., 0] = 20  # the running sum stays where it is
-    last_query = np.full((steps, 1, 1, keys), 0.001, np.float32)
-    last_query[:12, ..., 0] = 0.9
-    last_query[12:, ..., 8] = 0.9
-    trace = SimpleNamespace(
-        steps=steps, causal=True, column_sums=columns, last_query=last_query, tokens=np.zeros((steps, keys), np.int32)
-    )
-    tracks = track(find_sinks(trace))
-    assert tracks.source == "last_query, window of 16"
-    assert {one.position for one in tracks.tracks} == {0, 8}
-    assert tracks.uncounted == 11 and (tracks.main[:11] < 0).all()  # the window is too short there
-    assert (tracks.main[11, 0, 0], tracks.main[-1, 0, 0]) == (0, 8)
-    assert (tracks.heads[0].moves, tracks.heads[0].swaps) == (0, 1)  # over 16 queries both are sinks for a while
-
-
 # Main sinks and moves
 
 

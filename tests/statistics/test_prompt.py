@@ -7,14 +7,13 @@ from closeness import assert_close
 from planted import dense_uniform, extras, make_trace, random_columns
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, main_sinks, track
+from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.tracking import KINDS
-from sinkscope.statistics import THRESHOLDS, PromptSettings, Threshold, feed_of, summarise
+from sinkscope.statistics import PromptSettings, Threshold, feed_of, summarise
 from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.movement import HEAD_KINDS, track_kinds
 from sinkscope.statistics.norms import StepNorms
 from sinkscope.statistics.statistic import recorded_steps, values_of
-from sinkscope.statistics.step import find_candidates
 
 
 def grown(columns, lengths):
@@ -38,19 +37,6 @@ def grown_trace(seed, lengths, causal=False, **more):
 
 
 RAGGED = (30, 28, 30, 30, 25, 30, 29, 30, 30, 30, 30, 30)
-
-
-@pytest.mark.parametrize("threshold", THRESHOLDS)
-def test_candidates_are_the_sinks_of_eq_3_at_every_threshold(threshold):
-    columns = random_columns(0, steps=5, layers=3, heads=4, width=70)[2].astype(np.float32)
-    found = find_candidates(columns, excess_of(columns), excess_of(in_unit(columns, "percent")), THRESHOLDS)
-    chosen = found.at(threshold)
-    expected = np.argwhere(is_sink(columns, threshold.excess, threshold.unit))
-    assert len(expected) > 2
-    np.testing.assert_array_equal(np.stack([found.layer, found.head, found.key], axis=1)[chosen], expected)
-    np.testing.assert_array_equal(found.column[chosen], columns[tuple(expected.T)])
-    by_key = found.tally(found.key, 70, found.column)[THRESHOLDS.index(threshold)]
-    assert by_key == pytest.approx(np.bincount(expected[:, 2], columns[tuple(expected.T)], 70))
 
 
 @pytest.mark.parametrize("tolerance", [0, 2])

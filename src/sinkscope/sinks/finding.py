@@ -37,9 +37,8 @@ class Sinks:
         column_sum: in queries' worth of attention, whatever the unit of the threshold and of the excess.
         visible_query_mean: the column over the number of queries that see the key, see `followed_columns.query_means`.
         selected_share: sinks over all step × layer × head × position within ``lengths``.
-        columns: [step, layer, head, key], in which sinks are followed, and ``source`` their name; ``moving``: where they
-            are sinks, nowhere in the first ``uncounted`` steps; ``ranked``: by which the main sink is the largest.
-        vocabulary: texts of tokens by their number as text, as far as the trace has them.
+        columns: [step, layer, head, key], in which sinks are followed, ``source`` their name; ``moving``: where they
+            are sinks, not in the first ``uncounted`` steps; ``ranked``: by which the main sink is the largest.
     """
 
     step: Int[np.ndarray, " sink"]

@@ -39,9 +39,7 @@ from sinkscope.traces.reading import Trace, as_trace
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number at a place: a mean over the prompts that have it, with its interval from five prompts on, and p against
-    shifted commits (triggers only).
-    """
+    """A mean over the prompts that have a number, its interval from five prompts on, and p (triggers only)."""
 
     name: str
     place: Mapping[str, Any]
@@ -134,9 +132,7 @@ class Analysis:
     rule: Rule = "eq3"
 
     def find(self, name: str, **place: Any) -> list[Estimate]:
-        """Return the estimates of a name whose place has all of this, as ``find("movement.drift", excess=3.0)``; CallError
-        for a name or a place that there is not.
-        """
+        """Return the estimates of a name at a place, as ``find("movement.drift", excess=3.0)``, or raise CallError."""
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
             names = ", ".join(dict.fromkeys(one.name for one in self.statistics))

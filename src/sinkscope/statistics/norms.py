@@ -19,8 +19,6 @@ from sinkscope.statistics.thresholds import Threshold
 NORM_KINDS = ("value", "key", "hidden", "contribution")
 OUTPUT = len(NORM_KINDS)
 """Where the output norms stand behind `NORM_KINDS` in a `StepNorms`."""
-LARGE = 1e30
-"""Beyond it, a norm times the queries of a canvas may leave float32."""
 NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, Fig. 1)"
 
 
@@ -82,8 +80,6 @@ class StepNorms:
             norms, place = step.norms[name], OUTPUT if name == OUTPUT_NORMS else kind
             shared = heads // norms.shape[1]
             known, there = np.nan_to_num(norms), ~np.isnan(norms)
-            if known.max(initial=0.0) > LARGE:
-                known = known.astype(np.float64)
             total = known.sum(axis=(1, 2), dtype=np.float64)
             of_all[place] = shared * np.stack([np.count_nonzero(there, axis=(1, 2)), total, _sum_of_squares(known)])
             at = known[sinks.layer, sinks.head // shared, sinks.key].astype(np.float64)

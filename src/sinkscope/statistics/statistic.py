@@ -56,10 +56,9 @@ class Definition:
 
 
 class Statistic(ABC):
-    """A family of numbers that every prompt has by itself.
+    """A family of numbers that every prompt has by itself; ``order``: where tables show the family.
 
-    ``definitions``: {name: its definition}, as tables show them; ``order``: where they show the family. A name ending in
-    ``_in`` is that of every layer, in ``_over_steps`` of each third of the steps, of one definition.
+    A name that ends in ``_in`` is that of every layer, in ``_over_steps`` of each third of the steps.
     """
 
     definitions: ClassVar[Mapping[str, Definition]]

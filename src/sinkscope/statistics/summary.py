@@ -41,13 +41,11 @@ COMPARED = {"": "unmasked", "_prompt": "prompt", "_written": "written"}
 
 @dataclass(eq=False)
 class Summary:
-    """Numbers of many prompts together.
+    """Numbers of many prompts together: counts and sums at one ε in queries' worth, and the numbers of each prompt.
 
     Attributes:
-        excess: ε, in queries' worth of attention, of the arrays and of the numbers by prompt; rule: see `definition`.
         corpus: checksum of the counts of the training corpus, `PromptSettings.corpus`; 0 without.
         arrays: counts and sums over prompts, steps and whatever else their axes (see `_sums`) do not name.
-        rows: the numbers of each prompt at `thresholds.THRESHOLDS`.
     """
 
     layers: int
