@@ -101,7 +101,11 @@ def test_train_a_recipe_then_load_it(run, tmp_path, monkeypatch):
         ("sinks {tmp}/nothing", 1, "the folder does not exist"),
         ("sinks {trace} --excess 3 --unit mean", 2, "can never hold"),
         ("sinks {trace} --excess many", 2, "--excess"),
-        ("trace lab-difusion --out {tmp}/t", 2, "no model 'lab-difusion': did you mean lab-diffusion or smollm2-diffusion? Expected a"),
+        (
+            "trace lab-difusion --out {tmp}/t",
+            2,
+            "no model 'lab-difusion': did you mean lab-diffusion or smollm2-diffusion? Expected a",
+        ),
         ("trace {model} --out {tmp}/t", 2, "expected --prompt TEXT"),
         ("trace {model} --prompt Tom --problem 1 --out {tmp}/t", 2, "found --prompt and --problem"),
         ("trace {model} --prompt aardvarks --out {tmp}/t", 2, "does not know 'aardvarks'"),
