@@ -184,7 +184,7 @@ def movement(model: Any, rows: Sequence[np.ndarray]) -> dict[str, Any]:
             with sinkscope.recording(model, out=Path(folder) / str(number)):
                 sinkscope.generate(model, row[:PROMPT].tolist(), length=WRITTEN, steps=WRITTEN, block=WRITTEN)
             tracks = sinkscope.track(sinkscope.find_sinks(Path(folder) / str(number)))
-            tests.append(movement_test(tracks.main, tracks.is_sink))
+            tests.append(movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted))
     moved = [one for one in tests if one.heads]
     return {
         "heads_with_main_sink": float(np.mean([one.heads for one in tests])),

@@ -102,7 +102,8 @@ def write_trace(folder, trace, **more):
     writer = TraceWriter(folder, {**trace.manifest, **about, **more})
     types = {"f": np.float32, "u": np.uint8}
     for step in range(trace.steps):
-        one = {name: np.asarray(getattr(trace, name)[step]) for name in names}
+        one, length = {name: np.asarray(getattr(trace, name)[step]) for name in names}, int(trace.lengths[step])
+        one = {name: value[..., :length] if value.ndim and name != "written" else value for name, value in one.items()}
         writer.add({name: value.astype(types.get(value.dtype.kind, np.int32)) for name, value in one.items()})
         if step == 4:
             writer.flush()
@@ -115,6 +116,62 @@ def within_binomial(found, trials, rate=0.05, level=0.999):
     from scipy.stats import binom
 
     return found <= binom.ppf(level, trials, rate)
+
+
+def causal_map(width, sink=None, share=0.5, window=None):
+    """Uniform causal attention [query, key], but for a key that gets a share from every query that sees it."""
+    query, key = np.indices((width, width))
+    seen = (key <= query) & (key > query - (window or width))
+    others = seen & (key != sink)
+    maps = others / np.maximum(others.sum(axis=1, keepdims=True), 1)
+    if sink is not None:
+        to_sink = seen[:, sink] * np.where(others.any(axis=1), share, 1)
+        maps *= 1 - to_sink[:, None]
+        maps[:, sink] = to_sink
+    return maps
+
+
+def causal_trace(steps, *layers):
+    """A causal trace of the maps of each layer [head, query, key]; its last step holds all queries."""
+    maps = np.array(layers, np.float32)
+    width, lengths = maps.shape[-1], np.arange(maps.shape[-1] - steps + 1, maps.shape[-1] + 1)
+    columns = np.full((steps, *maps.shape[:2], width), np.nan, np.float32)
+    rows = columns.copy()
+    for step, length in enumerate(lengths):
+        columns[step, ..., :length] = maps[..., :length, :length].sum(axis=-2)
+        rows[step, ..., :length] = maps[..., length - 1, :length]
+    trace = make_trace(columns, prompt_length=int(lengths[0]), seed=width)
+    trace.lengths, trace.causal, trace.last_query = lengths, True, rows
+    trace.tokens = np.where(np.arange(width) < lengths[:, None], NEWLINE + np.arange(width) % 6, -1)
+    trace.masked = np.zeros(trace.tokens.shape, np.uint8)
+    return trace
+
+
+def dense_uniform(trace, excess, unit="queries"):
+    """Sinks by the rule ``uniform`` in a causal trace, by loops: of column sums, of the newest 16 queries where they
+    count; and the excess of both.
+    """
+    lengths = (~np.isnan(trace.column_sums[:, 0, 0])).sum(axis=-1)
+    first, window = min(15, (trace.steps + 1) // 2 - 1), np.nan_to_num(trace.last_query)
+    window = np.array([window[max(0, step - 15) : step + 1].sum(axis=0) for step in range(trace.steps)])
+    expected = np.full((2, trace.steps, 1, 1, trace.column_sums.shape[-1]), np.nan)
+    for step, length in enumerate(lengths):
+        rows = lengths[max(0, step - 15) : step + 1]
+        for key in range(length):
+            expected[0, step, ..., key] = sum(1 / (query + 1) for query in range(key, length))
+            expected[1, step, ..., key] = sum(1 / row for row in rows if key < row)
+    found = []
+    for columns, uniform, full in (
+        (trace.column_sums, expected[0], 1),
+        (window, expected[1], np.minimum(np.arange(trace.steps) + 1, 16) / 16),
+    ):
+        over = (columns - uniform) * (lengths / np.maximum(lengths - 1, 1))[:, None, None, None]
+        total = np.nansum(np.where(np.isnan(uniform), np.nan, columns), axis=-1, keepdims=True)
+        found.append(over * 100 / total if unit == "percent" else over / np.reshape(full, (-1, 1, 1, 1)))
+    with np.errstate(invalid="ignore"):
+        selected, moving = (one > excess for one in found)
+    moving[:first] = False
+    return selected, moving, *found
 
 
 def values_at(statistic, prompt, threshold):

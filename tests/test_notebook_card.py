@@ -75,7 +75,10 @@ def test_a_trace_its_sinks_and_tracks(trace):
         assert (
             "lab, bidirectional, 3 layers × 4 heads steps : 9 prompt : 6 tokens: Is 1 < 2? answer : Yes." in trace_card
         )
-        assert "position token times a sink mean column 5 'lab' 9 9.0 7 'top:1' 5 9.0 3 'Yes.' 4 9.0" in sinks_card
+        assert (
+            "mean column a query that sees it 5 'lab' 9 9.0 0.500 7 'top:1' 5 9.0 0.500 3 'Yes.' 4 9.0 0.500"
+            in sinks_card
+        )
         assert tracks_card.endswith("layer head moves swaps drift steps with a sink 0 1 1 0 +0.67 9")
 
 

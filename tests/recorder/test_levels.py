@@ -59,9 +59,10 @@ def test_sinks_of_a_top_trace_are_those_of_the_whole_one(kept):
         few = np.broadcast_to((dense.sum(axis=-1) <= TOP)[..., None], dense.shape)  # heads whose sinks were all kept
         sparse = np.zeros(theirs.shape, bool)
         sparse[mine.step, mine.layer, mine.head, mine.position] = True
+        if whole.causal:  # a late key of a small column may be a sink beside larger ones that are none
+            few = few & (np.asarray(top.column_sums[:]) == np.asarray(whole.column_sums[:]))
         np.testing.assert_array_equal(sparse & few, dense & few)
         found += (dense & few).sum()
-        assert not (sparse & ~dense & few).any()
     assert found > 20
 
 

@@ -1,6 +1,7 @@
 """`sinkscope analyse` on traces on disk, as a person types it."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -48,7 +49,12 @@ def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders)
     )
     assert status == 0
     lines = out.splitlines()
-    assert lines[0].startswith("2 prompts, 2 layers × 3 heads; excess > 2 percent; mean over prompts (no interval")
+    assert re.match(
+        r"position \d+, '.+': main sink of \d of 6 heads, with \d+\.\d% of the attention of all quer", lines[0]
+    )
+    assert lines[1].startswith(
+        "2 prompts, 2 layers × 3 heads; excess over the mean of the other columns (Eq. 3) > 2 perc"
+    )
     parts = "movement triggers agreement composition choice groups concentration epsilon norms"
     assert set(parts.split()) <= set(lines)
     assert sum(line.startswith("  drift  ") for line in lines) == 2  # of the main sink, and of the answer's queries

@@ -1,9 +1,7 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinkscope.errors import CallError
 from sinkscope.sinks import Sinks, track
 from sinkscope.sinks.episodes import ONE_STEP, find_episodes
 
@@ -70,7 +68,10 @@ def follow(selected, tolerance):
         "selected_share": 0.0,
         "source": "column_sums",
     }
-    return track(Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=selected), tolerance=tolerance)
+    return track(
+        Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=selected, ranked=columns),
+        tolerance=tolerance,
+    )
 
 
 def test_a_dip_within_the_tolerance_does_not_end_a_track():
@@ -86,8 +87,3 @@ def test_a_dip_within_the_tolerance_does_not_end_a_track():
     assert follow(selected, 0).main[8:10, 0, 1].tolist() == [-1, -1]
     selected[9, 0, 1, 2] = True  # another main sink in the dip: the first one is not put in its place
     assert follow(selected, 2).main[8:10, 0, 1].tolist() == [-1, 2]
-
-
-def test_a_tolerance_below_zero_is_refused():
-    with pytest.raises(CallError, match="tolerance: expected a number of steps from 0 upwards, found -1"):
-        follow(np.zeros((3, 1, 1, 2), bool), -1)

@@ -4,7 +4,7 @@ import torch
 from closeness import assert_close
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import excess_of, in_unit, is_sink, last_query_window, running_mean, visible_query_mean
+from sinkscope.sinks import excess_of, in_unit, is_sink, last_query_window, running_mean
 
 STEPS, LAYERS, HEADS, KEYS = 4, 2, 3, 11
 
@@ -67,18 +67,6 @@ def test_in_sums_the_rule_reads_c_above_one_plus_epsilon(length, published):
         found = is_sink(columns, 3.0)
         assert found[0, 0, 5] == expected
         assert found.sum() == expected
-
-
-def test_the_causal_mean_is_over_the_queries_that_can_see_the_key():
-    columns = make_columns()
-    for causal in (True, False):
-        found = visible_query_mean(columns, causal)
-        for step, layer, head, j in np.argwhere(~np.isnan(columns)):
-            length = np.sum(~np.isnan(columns[step, layer, head]))
-            visible = sum(1 for query in range(length) if query >= j or not causal)
-            assert_close(
-                found[step, layer, head, j], columns[step, layer, head, j] / visible, terms=1, dtype=torch.float32
-            )
 
 
 @pytest.mark.parametrize("window", [1, 16])

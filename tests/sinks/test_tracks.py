@@ -32,7 +32,7 @@ def sinks_of(moving, columns):
     rows = dict(zip(("step", "layer", "head", "position"), np.argwhere(moving).T, strict=True))
     rows |= dict.fromkeys(("column_sum", "visible_query_mean", "excess"), columns[moving])
     asked = {"threshold": 3.0, "unit": "queries", "shape": moving.shape, "selected_share": 0.0, "source": "column_sums"}
-    return Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=moving)
+    return Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=moving, ranked=columns)
 
 
 def runs_of(tracks):
@@ -77,23 +77,6 @@ def test_tracks_are_pickled():
     places = np.array([3, 8]), np.array([1, 1]), np.array([2, 2]), np.array([5, 5])
     assert again.is_sink(*places).tolist() == tracks.is_sink(*places).tolist() == [True, False]
     assert json.loads(json.dumps(tracks.as_dict()))["tracks"] == [vars(one) for one in tracks.tracks]
-
-
-def test_tracks_of_a_causal_trace_follow_its_last_queries():
-    steps, keys = 24, 30
-    columns = np.full((steps, 1, 1, keys), 0.1, np.float32)
-    columns[..., 0] = 20  # the running sum stays where it is
-    last_query = np.full((steps, 1, 1, keys), 0.001, np.float32)
-    last_query[:12, ..., 0] = 0.9
-    last_query[12:, ..., 8] = 0.9
-    trace = SimpleNamespace(
-        steps=steps, causal=True, column_sums=columns, last_query=last_query, tokens=np.zeros((steps, keys), np.int32)
-    )
-    tracks = track(find_sinks(trace))
-    assert tracks.source == "last_query, window of 16"
-    assert {one.position for one in tracks.tracks} == {0, 8}
-    assert (tracks.main[5, 0, 0], tracks.main[-1, 0, 0]) == (0, 8)
-    assert (tracks.heads[0].moves, tracks.heads[0].swaps) == (0, 1)  # over 16 queries both are sinks for a while
 
 
 # Main sinks and moves

@@ -45,12 +45,6 @@ class Keeps(Statistic):
         return {}
 
 
-def test_two_statistics_that_keep_one_record_are_refused(monkeypatch):
-    only(monkeypatch, Keeps(), Keeps())
-    with pytest.raises(CallError, match="Kept: expected one record of each step from the first on"):
-        summarise(make_trace(random_columns(0)))
-
-
 @pytest.fixture
 def anew():
     """Statistics are looked for again, and once more afterwards."""

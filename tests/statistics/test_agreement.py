@@ -52,19 +52,6 @@ def test_agreement_of_prompts_is_that_of_all_pairs_of_heads():
         assert over[i, j] == pytest.approx(np.mean(same) - np.mean(other)) and over_weight[i, j] == len(same)
 
 
-@pytest.mark.parametrize(("second", "expected"), [(0, float("nan")), (2, 1)])
-def test_prompts_without_two_different_heads_do_not_count_as_ones_whose_heads_agree_alike(second, expected):
-    """Head 0 stands at 4 in six prompts, head 1 at 24 in some of them."""
-    found = PromptAgreement()
-    for number in range(6):
-        position = np.full((5, 1, 2), -1)
-        position[..., 0] = 4
-        position[..., 1] = 24 if number < second else -1
-        found.add(Pattern.of(profile(position), POINT))
-    mean, _, _, prompts = found.result()["agreement.prompts_place_over_other_heads"]
-    assert mean == pytest.approx(expected, nan_ok=True) and prompts == 6
-
-
 def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_the_stated_rate():
     low, means = [], []
     for seed in range(60):

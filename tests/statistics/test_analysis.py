@@ -42,15 +42,6 @@ def test_a_mean_is_that_over_prompts_with_its_interval(analysis):
         assert one.prompts == 6
 
 
-def test_an_analysis_is_json_without_nan(analysis):
-    document = json.loads(json.dumps(analysis.as_dict(), allow_nan=False))
-    assert [document[name] for name in ("prompts", "layers", "heads", "level")] == [6, 2, 3, 0.95]
-    assert {row["name"] for row in document["statistics"]} == set(document["definitions"])
-    row = next(row for row in document["statistics"] if row["name"] == "triggers.over_chance")
-    assert set(row) == {"name", "at", "value", "low", "high", "prompts", "p"} and 0 < row["p"] <= 1
-    assert document["definitions"]["movement.drift"]["unit"] == "positions per step"
-
-
 def test_no_trace_and_networks_of_another_shape_are_refused():
     with pytest.raises(CallError, match="expected at least one trace, found none"):
         analyse([])
@@ -85,26 +76,6 @@ def test_two_seeds_of_a_rule_and_a_trace_that_does_not_say_are_pooled():
     assert analyse(two, FEW, choice=False).prompts == 2
     with pytest.raises(CallError, match="found one object twice"):
         analyse([two[0], two[0]], FEW)
-
-
-def test_an_unknown_statistic_or_place_is_refused_with_those_there_are(analysis):
-    with pytest.raises(CallError, match=r"no statistic 'movement.speed'; there are movement.steps_with_sink, "):
-        analysis.find("movement.speed")
-    with pytest.raises(CallError, match=r"excess: expected one at which movement.drift is given, .*, found 3.00001"):
-        analysis.find("movement.drift", excess=3.00001)
-    with pytest.raises(CallError, match="name: expected one that `sinkscope analyse --definitions` prints, found"):
-        definition_of("movement.moves_in_in")
-
-
-def test_analyses_without_a_threshold_or_corpus_in_common_are_not_compared():
-    first, same, other, none = (
-        analyse(random_traces(1), FEW[:1], choice=False, training=one) for one in ({7: 1}, {7: 1}, {7: 2}, None)
-    )
-    with pytest.raises(CallError, match="expected two analyses of one tolerance and with the same training="):
-        compare(first, other)
-    assert compare(first, same) and compare(first, none)
-    with pytest.raises(CallError, match="two analyses with a threshold in common, found none"):
-        compare(first, analyse(random_traces(1), [Threshold(4.0)], choice=False))
 
 
 def moving(speed, seed):

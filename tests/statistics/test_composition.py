@@ -1,14 +1,13 @@
 import numpy as np
 import pytest
 import tokenizers
-from planted import DOT, END, MASK, NEWLINE, SEVEN, SPACE, THE, make_trace, random_columns, sink_at, values_at
+from planted import DOT, END, MASK, NEWLINE, SEVEN, SPACE, THE, make_trace, random_columns, values_at
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from sinkscope.errors import CallError
 from sinkscope.sinks import find_sinks
 from sinkscope.sinks.token_classes import CLASSES, class_of, text_of
-from sinkscope.statistics import Threshold, analyse, summarise
+from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.composition import Composition, TokenShares, leading_tokens
 
 THRESHOLDS = [Threshold(3.0), Threshold(5.0, "percent")]
@@ -90,11 +89,6 @@ def test_sinks_in_the_steps_with_most_masks_are_not_therefore_sinks_on_masks():
         ratios.append(values["composition.times_expected", at])
         naive.append(values["composition.share_of_sinks", at] / values["composition.share_of_canvas", at])
     assert np.mean(ratios) == pytest.approx(1, abs=4 * np.std(ratios) / np.sqrt(16)) and np.mean(naive) > 1.3
-
-
-def test_counts_that_no_corpus_has_are_refused():
-    with pytest.raises(CallError, match="training: expected how often each token stands in a corpus, found no token"):
-        analyse([make_trace(sink_at([3, 3]))], training={1: 0}, choice=False)
 
 
 def test_a_rate_that_follows_training_frequency_correlates_with_it():

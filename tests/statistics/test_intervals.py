@@ -32,11 +32,6 @@ def test_few_prompts_get_no_interval_and_none_no_mean():
     assert empty.prompts.tolist() == [0]
 
 
-def test_what_is_the_same_everywhere_has_an_interval_of_width_zero():
-    found = interval_of_means(np.full((9, 1), 0.1))
-    assert (found.low[0], found.high[0]) == (found.mean[0], found.mean[0])
-
-
 @pytest.mark.parametrize(("prompts", "least"), [(5, 0.88), (30, 0.93)])
 def test_coverage_is_near_what_is_stated(prompts, least):
     found = interval_of_means(np.random.default_rng(6).normal(1.0, 2.0, (prompts, 500)))

@@ -44,11 +44,3 @@ def test_moves_and_drift_are_those_of_tracks():
         if position[(t, *head)] >= 0 and (t == 0 or position[(t - 1, *head)] != position[(t, *head)])
     )
     assert values["movement.residence", ()] == pytest.approx((position >= 0).sum() / runs)
-
-
-def test_a_number_does_not_depend_on_how_many_thresholds_are_asked():
-    trace = make_trace(sink_at(3 + np.arange(6) // 2 * 2, noise=8.0, strength=14.0))
-    many = [Threshold(0.4 * number) for number in range(1, 28)]
-    for point in (many[2], many[-1]):
-        found, alone = (values_at(Movement(), summarise(trace, points), point) for points in (many, [point]))
-        assert found == pytest.approx(alone, nan_ok=True)

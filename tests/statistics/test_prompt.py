@@ -4,17 +4,16 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
-from planted import extras, make_trace, random_columns
+from planted import dense_uniform, extras, make_trace, random_columns
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import excess_of, find_sinks, in_unit, is_sink, last_query_window, main_sinks, track
+from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
 from sinkscope.sinks.tracking import KINDS
-from sinkscope.statistics import THRESHOLDS, PromptSettings, Threshold, feed_of, summarise
+from sinkscope.statistics import PromptSettings, Threshold, feed_of, summarise
 from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.movement import HEAD_KINDS, track_kinds
 from sinkscope.statistics.norms import StepNorms
 from sinkscope.statistics.statistic import recorded_steps, values_of
-from sinkscope.statistics.step import find_candidates
 
 
 def grown(columns, lengths):
@@ -38,19 +37,6 @@ def grown_trace(seed, lengths, causal=False, **more):
 
 
 RAGGED = (30, 28, 30, 30, 25, 30, 29, 30, 30, 30, 30, 30)
-
-
-@pytest.mark.parametrize("threshold", THRESHOLDS)
-def test_candidates_are_the_sinks_of_eq_3_at_every_threshold(threshold):
-    columns = random_columns(0, steps=5, layers=3, heads=4, width=70)[2].astype(np.float32)
-    found = find_candidates(columns, excess_of(columns), excess_of(in_unit(columns, "percent")), THRESHOLDS)
-    chosen = found.at(threshold)
-    expected = np.argwhere(is_sink(columns, threshold.excess, threshold.unit))
-    assert len(expected) > 2
-    np.testing.assert_array_equal(np.stack([found.layer, found.head, found.key], axis=1)[chosen], expected)
-    np.testing.assert_array_equal(found.column[chosen], columns[tuple(expected.T)])
-    by_key = found.tally(found.key, 70, found.column)[THRESHOLDS.index(threshold)]
-    assert by_key == pytest.approx(np.bincount(expected[:, 2], columns[tuple(expected.T)], 70))
 
 
 @pytest.mark.parametrize("tolerance", [0, 2])
@@ -79,19 +65,25 @@ def test_main_sinks_and_tracks_are_those_of_the_whole_trace(threshold, tolerance
 def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
     trace, threshold = grown_trace(2, range(19, 31) if causal else RAGGED, causal), Threshold(3.0)
     found, columns = summarise(trace, [Threshold(2.0, "percent"), threshold]), trace.column_sums
-    followed, selected = last_query_window(trace.last_query) if causal else columns, is_sink(columns, 3.0)
+    followed, selected, moving, ranked = columns, *[is_sink(columns, 3.0)] * 2, columns
+    if causal:
+        followed, (selected, moving, _, ranked) = last_query_window(trace.last_query), dense_uniform(trace, 3.0)
+        assert found.uncounted == 5 and moving.any() and (moving[5:] != is_sink(followed[5:])).any()
     assert (found.steps, found.layers, found.heads, found.columns) == (12, 2, 3, (~np.isnan(columns)).sum())
     np.testing.assert_array_equal(found.counts(threshold), selected.sum(axis=-1))
     np.testing.assert_array_equal(found.has_sink(threshold), selected.any(axis=-1))
     shares = np.nansum(columns * selected, axis=-1) / np.nansum(columns, axis=-1)
     assert_close(found.shares(threshold), shares, terms=columns.shape[-1], dtype=torch.float32)
-    np.testing.assert_array_equal(found.by_step.largest, np.nanmax(columns, axis=-1))
-    np.testing.assert_array_equal(found.by_step.top, np.nanargmax(columns, axis=-1))
-    np.testing.assert_array_equal(
-        np.nan_to_num(found.strength(threshold)), (np.nan_to_num(columns) * selected).max(axis=-1)
-    )
-    np.testing.assert_array_equal(found.main_at(threshold), main_sinks(followed, is_sink(followed, 3.0)))
-    np.testing.assert_allclose(found.by_step.main_column, np.nanmax(followed, axis=-1), rtol=1e-6)
+    if not causal:
+        np.testing.assert_array_equal(found.by_step.top, np.nanargmax(columns, axis=-1))
+        strongest = (np.nan_to_num(columns) * selected).max(axis=-1)
+        np.testing.assert_array_equal(np.nan_to_num(found.strength(threshold)), strongest)
+    at_top = np.take_along_axis(columns, found.by_step.top[..., None], -1)[..., 0]
+    np.testing.assert_array_equal(found.by_step.largest, at_top)
+    main = main_sinks(np.nan_to_num(ranked, nan=-9.0).astype(np.float32), moving)
+    np.testing.assert_array_equal(found.main_at(threshold), main)
+    at_main = np.take_along_axis(followed, np.maximum(main, 0)[..., None], -1)[..., 0]
+    np.testing.assert_allclose(found.by_step.main_column[main >= 0], at_main[main >= 0], rtol=1e-6)
     assert_close(found.mean_columns, followed.mean(axis=(1, 2)), terms=columns.shape[-1], dtype=torch.float32)
     np.testing.assert_array_equal(found.tally[1], selected.sum(axis=(1, 2)))
     for layer in range(2):
@@ -99,7 +91,7 @@ def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
             columns[:, layer][~np.isnan(columns[:, layer])], np.arange(found.quarters.shape[1] + 1) / 4
         )[0]
         np.testing.assert_array_equal(found.quarters[layer], bins)
-        step, head, key = np.nonzero(is_sink(followed, 3.0)[:, layer])
+        step, head, key = np.nonzero(moving[:, layer])
         sinks = found.followed.of_layer(layer).at(threshold)
         order = np.lexsort((step, key, head))
         np.testing.assert_array_equal(
@@ -107,7 +99,7 @@ def test_every_array_of_a_summary_is_that_of_the_whole_trace(causal):
         )
         np.testing.assert_allclose(sinks.column, followed[:, layer][step, head, key][order], rtol=1e-6)
         asked = np.array([0, 5, 11]), np.array([1, 0, 2]), np.array([3, 7, 11])
-        np.testing.assert_array_equal(sinks.contains(*asked), is_sink(followed, 3.0)[:, layer][asked])
+        np.testing.assert_array_equal(sinks.contains(*asked), moving[:, layer][asked])
     tokens = find_sinks(trace).token
     assert found.sinks_by_token(threshold).tolist() == [(tokens == token).sum() for token in found.canvas.token_ids]
 

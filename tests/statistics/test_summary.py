@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import extras, make_trace, random_columns
+from planted import dense_uniform, extras, make_trace, random_columns
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.sinks import find_sinks, is_sink, last_query_window, main_sinks, track
+from sinkscope.sinks import find_sinks, is_sink, main_sinks, track
 from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import EPSILONS, PromptSettings, Summary, analyse, document_of, summarise
 from sinkscope.statistics.step import PER_LAYER, histogram_edges
@@ -54,6 +54,21 @@ def by_place(document):
     return {(row["name"], tuple(row["at"].items())): row for row in document["statistics"]}
 
 
+def sinks_of(prompt, excess=3.0, unit="queries"):
+    """Sinks among the columns and the followed ones, and what ranks each, by the rule that is the default."""
+    columns = prompt.column_sums
+    return (
+        dense_uniform(prompt, excess, unit)
+        if prompt.causal
+        else (*[is_sink(columns, excess, unit)] * 2, *[columns] * 2)
+    )
+
+
+def strongest_of(prompt):
+    top = sinks_of(prompt)[2].argmax(axis=-1)
+    return np.take_along_axis(prompt.column_sums, top[..., None], axis=-1)[..., 0]
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["diffusion", "autoregressive"])
 def prompts(request):
     return list(traces(request.param))
@@ -97,7 +112,7 @@ def test_numbers_by_prompt_have_the_interval_of_their_rows(prompts, parts, docum
     assert alone.min() < low < alone.mean() < high < alone.max()
     few = document_of(merged(map(Summary.from_arrays, parts[:4])))
     assert few["means"]["by_prompt"]["sinks_per_head"]["interval"] is None
-    strong = [prompt.column_sums.max(-1)[is_sink(prompt.column_sums).any(-1)].mean() for prompt in prompts]
+    strong = [strongest_of(prompt)[sinks_of(prompt)[0].any(-1)].mean() for prompt in prompts]
     assert found["main_sink_column_sum"]["mean"] == pytest.approx(np.mean(strong), rel=1e-6)
     gini = {row["value"] for row in document["statistics"] if row["name"] == "concentration.gini"}
     assert gini == {found["gini"]["mean"]}
@@ -111,11 +126,11 @@ def test_counts_are_those_of_whole_traces(prompts, summary, document):
     assert counts["columns"] == columns.size and summary.positions == WIDTH
     assert counts["column_sums"] == np.histogram(columns, edges)[0].tolist() and (columns > 64).sum() == 6
     for unit in ("queries", "percent"):
-        above = [sum(int(is_sink(prompt.column_sums, float(e), unit).sum()) for prompt in prompts) for e in EPSILONS]
+        above = [sum(int(sinks_of(prompt, float(e), unit)[0].sum()) for prompt in prompts) for e in EPSILONS]
         assert counts["above_epsilon"][unit] == above
         curve = document["means"]["epsilon_curve"][f"not_sinks_{unit}"]
         assert curve == pytest.approx(1 - np.array(above) / columns.size)
-    per_head = sum(np.bincount(is_sink(p.column_sums[:, 0]).sum(-1).ravel(), minlength=33) for p in prompts)
+    per_head = sum(np.bincount(sinks_of(p)[0][:, 0].sum(-1).ravel(), minlength=33) for p in prompts)
     assert counts["heads_by_number_of_sinks"][0] == per_head.tolist()
 
 
@@ -125,8 +140,8 @@ def test_moves_distances_and_drift_are_those_of_main_sinks(prompts, summary, doc
     moves, swaps = (sum(getattr(one, name) for by_head in heads for one in by_head.flat) for name in ("moves", "swaps"))
     pairs = distance = 0
     for prompt in prompts:
-        columns = last_query_window(prompt.last_query) if prompt.causal else prompt.column_sums
-        main, sink = main_sinks(columns, is_sink(columns)), is_sink(columns)
+        _, sink, _, ranked = sinks_of(prompt)
+        main = main_sinks(ranked, sink)
         for step, layer, head in np.ndindex(*np.subtract(main.shape, (1, 0, 0))):
             before, after = main[step : step + 2, layer, head]
             pairs += before >= 0 and after >= 0
@@ -162,14 +177,15 @@ def test_tokens_are_tallied_as_sinks_and_on_the_canvas(prompts, summary, documen
 
 def test_strengths_and_norms_of_heads_are_those_of_all_columns(prompts, summary, document):
     columns = np.concatenate([prompt.column_sums for prompt in prompts])
-    sinks, found = is_sink(columns), summary.by_head
+    sinks, found = np.concatenate([sinks_of(prompt)[0] for prompt in prompts]), summary.by_head
+    largest = np.concatenate([strongest_of(prompt) for prompt in prompts])
     share = columns / columns.sum(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.nansum(share * np.log(share), axis=-1) / np.log(WIDTH)
-        strongest = np.where(sinks.any(-1), columns.max(-1), 0).sum(0) / sinks.any(-1).sum(0)
+        strongest = np.where(sinks.any(-1), largest, 0).sum(0) / sinks.any(-1).sum(0)
     expected = {
         "sinks": sinks.sum(-1).mean(0),
-        "largest": columns.max(-1).mean(0),
+        "largest": largest.mean(0),
         "sink_share": (share * sinks).sum(-1).mean(0),
         "entropy": entropy.mean(0),
         "steps_with_sink": sinks.any(-1).mean(0),

@@ -1,11 +1,11 @@
 """`analyse`: every statistic of sinks, with intervals over prompts."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from sinkscope.commands.command import Command, Json, RolesFile, Switch, Traces, default_is
+from sinkscope.commands.command import Command, Json, RolesFile, Rule, Switch, Traces, default_is
 from sinkscope.commands.output import (
     describe_interval,
     open_and_check,
@@ -33,6 +33,7 @@ class Analyse(Command):
         unit: of --excess: queries' worth of attention, or percent of all attention.
         sweep: computes no other thresholds than --excess and --unit.
         tolerance: how many steps in a row a sink may be below the threshold without ending its track.
+        rule: uniform (excess over uniform attention) or eq3 (over the mean of the others), for causal models.
         training_counts: a JSON file {token id: count} of the training corpus; or lab, for the lab's own models.
         choice: does not fit the model that predicts which candidate is the main sink, the slowest part.
         definitions: prints each statistic, its unit and the claim it tests, and reads no traces.
@@ -44,6 +45,7 @@ class Analyse(Command):
     unit: Literal["queries", "percent"] = "queries"
     sweep: Switch = True
     tolerance: int = 0
+    rule: Rule = None
     training_counts: Annotated[str | None, default_is("none")] = None
     choice: Switch = True
     roles: RolesFile = None
@@ -52,6 +54,7 @@ class Analyse(Command):
 
     def run(self) -> None:
         from sinkscope.roles import roles_for
+        from sinkscope.sinks.definition import RULE_TEXTS
         from sinkscope.statistics import THRESHOLDS, Threshold, analyse, compare
 
         if self.definitions:
@@ -64,7 +67,7 @@ class Analyse(Command):
         training = None if self.training_counts is None else _training_counts(self.training_counts, traces[0])
         given, model = roles_for_traces(self.roles, [*traces, *others]), traces[0].manifest.get("model", {})
         roles = roles_for(model.get("weight_hash"), given, model.get("config_hash"))
-        how = {"tolerance": self.tolerance, "training": training, "choice": self.choice}
+        how = {"tolerance": self.tolerance, "training": training, "choice": self.choice, "rule": self.rule}
         first = analyse(traces, thresholds, **how)
         document: dict[str, Any] = {"traces": [*map(str, self.traces)]}
         statistics, what = first.statistics, "mean over prompts"
@@ -77,10 +80,29 @@ class Analyse(Command):
             by_head = None if roles is None else roles.by_head()
             return print_json({**document, **first.as_dict(), "statistics": rows, "roles": by_head})
         of = f"{counted(first.prompts, 'prompt')}, {counted(first.layers, 'layer')} × {counted(first.heads, 'head')}"
-        say(f"{of}; excess > {asked.excess:g} {asked.unit}; {what} ({describe_interval(first.prompts)})")
+        for analysis in (first, *([second] if self.versus else [])):
+            _print_places(analysis)
+        over = f"excess over {RULE_TEXTS[first.rule]} > {asked.excess:g} {asked.unit}"
+        say(f"{of}; {over}; {what} ({describe_interval(first.prompts)})")
+        if self.versus and first.followed != second.followed:
+            other = f"the first from {first.followed}, the second from {second.followed}"
+            say(f"movement: not comparable, {other}; `sinkscope tracks` tells moves at equal shares of attention")
         print_statistics(rows, asked.excess, asked.unit)
         if roles is not None:
             say("\nwhat the sinks do (sinkscope roles)\n" + roles.in_lines())
+
+
+def _print_places(analysis: Any) -> None:
+    """Print where the main sink of most heads stands, in most prompts."""
+    found = Counter((one.position, text) for one, text in analysis.places if one is not None)
+    if not found:
+        return say("no head has a main sink")
+    place, many = found.most_common(1)[0]
+    same = [one for one, text in analysis.places if one is not None and (one.position, text) == place]
+    heads, share = (sum(getattr(one, name) for one in same) / len(same) for name in ("heads", "share"))
+    mean = replace(same[0], heads=round(heads), share=share)
+    prompts = "" if len(analysis.places) == 1 else f" (in {many} of {counted(len(analysis.places), 'prompt')})"
+    say(mean.text(place[1], analysis.followed) + prompts)
 
 
 def _print_definitions(as_json: bool) -> None:

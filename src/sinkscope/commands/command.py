@@ -87,10 +87,17 @@ TaskFiles = UseAppendAction[
         arg(help="TASK=PATH, a local JSON-lines file or folder of a published task; may be given several times."),
     ]
 ]
-Excess = Annotated[float, arg(help="how far a column must exceed the mean of the others (Eq. 3), in --unit.")]
+Excess = Annotated[float, arg(help="how far a column must exceed what --rule says, in --unit.")]
 Unit = Annotated[
     Literal["queries", "percent", "mean"],
     arg(help="unit of --excess: queries' worth of attention, percent of all attention, or mean (share)."),
+]
+Rule = Annotated[
+    Literal["uniform", "eq3"] | None,
+    default_is(
+        "uniform for causal models, else eq3",
+        "uniform: over uniform attention of the queries that see the key; eq3: over the mean of the other columns.",
+    ),
 ]
 RolesFile = Annotated[Path | None, default_is("none", "folder of `sinkscope roles`: what the sinks do.")]
 Traces = Annotated[Positional[tuple[Path, ...]], required()]

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note, say
 from sinkscope.errors import CallError, TraceError
@@ -103,17 +101,16 @@ class Demo(Command):
 
 
 def headline(trace: Any) -> str:
-    """Return a sentence on the main sinks of a trace: where most heads have theirs in the last step, and the moves."""
+    """Return a sentence on the main sinks of a trace: where most heads have theirs, and the moves."""
     from sinkscope.sinks import find_sinks, movement_test, track
+    from sinkscope.sinks.followed_columns import Followed
+    from sinkscope.sinks.tracking import place_of
 
-    tracks = track(find_sinks(trace))
-    last = tracks.main[-1]
-    found, counts = np.unique(last[last >= 0], return_counts=True)
-    if not len(found):
-        return f"no head of {last.size} has a sink in the last step."
-    position = int(found[counts.argmax()])
-    moves = movement_test(tracks.main, tracks.is_sink).moves_per_head
-    return (
-        f"position {position}, {trace.token_text(int(trace.tokens[-1][position]))!r}, is the main sink of "
-        f"{counts.max()} of {last.size} heads; main sinks move {moves:.2f} times a head in {trace.steps} steps."
-    )
+    sinks = find_sinks(trace)
+    place = place_of(sinks, trace.tokens[:])
+    if place is None:
+        return "no head has a main sink."
+    tracks = track(sinks)
+    moves = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted).moves_per_head
+    where = place.text(trace.token_text(place.token), Followed.of(trace).words(trace.steps))
+    return f"{where}; main sinks move {moves:.2f} times a head in {trace.steps} steps."

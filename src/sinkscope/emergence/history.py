@@ -29,13 +29,9 @@ _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 class Moment:
     """One moment. The *top key* of a head is the key with the largest column on a canvas.
 
-    Attributes:
-        loss: mean cross-entropy of the readers, in nats; without the top key in all heads (``_top``), or without random
-            keys that hold as much of the readers' attention (``_rowmass``).
-        share: of the readers' attention that the top key takes, and the first token, and masks.
-        value_ratio, output_ratio: value norm of the top key, and that behind the output projection, over the median.
-        sinks: number of keys that are sinks by Eq. 3, at ε = 3.
-        role: index in `ROLES` of the head's role, −1 without a lasting sink; None where it was not measured.
+    Losses of the readers are in nats; without the top key of all heads, or random keys of as much attention. Shares are
+    of the readers' attention; norms of the top key's value, also behind the output projection, are over the median.
+    ``sinks``: by Eq. 3 at ε = 3; ``role``: index in `ROLES`, −1 without a lasting sink; None where not measured.
     """
 
     loss: Float[np.ndarray, " canvas"]
@@ -124,12 +120,7 @@ def measured_updates(folder: Path) -> dict[int, Path]:
 
 
 def open_emergence(folder: str | Path) -> Emergence:
-    """Read the folder of a watched training.
-
-    Raises:
-        CallError: there is none, or it has no moment yet.
-        TrainingError: it was damaged or changed.
-    """
+    """Read the folder of a watched training; CallError without a moment, TrainingError where it was changed."""
     from safetensors.numpy import load_file
 
     folder = Path(folder)

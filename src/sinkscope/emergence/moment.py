@@ -40,16 +40,10 @@ def hold_out(
     shift: bool = False,
     seed: int = 0,
 ) -> list[HeldOut]:
-    """Return canvases with their readers: for a diffusion model with half of what it may predict masked.
+    """Return canvases with their readers: for a diffusion model with half of what is ``predictable`` masked.
 
-    Args:
-        tokens: token ids of each canvas: lists, arrays or tensors.
-        predictable: whether a token may be predicted, for each position of each canvas; everywhere when None.
-        mask_id: None for an autoregressive model, of which queries from the 64th on, or the last three quarters, read.
-        shift: whether a masked token is read one place to its left.
-
-    Raises:
-        CallError: a canvas that holds the mask already, or on which there is nothing to predict.
+    Without a ``mask_id`` queries of an autoregressive model from the 64th on, or the last three quarters, read; with
+    ``shift`` a masked token is read one place to its left. CallError where nothing can be predicted.
     """
     found = []
     free_places = predictable if predictable is not None else [np.ones(len(canvas), bool) for canvas in tokens]

@@ -37,14 +37,9 @@ class TrainingWatch:
     Args:
         network: a transformers Llama or Qwen2, causal or with ``is_causal`` False.
         canvases: of `hold_out`; the same for every moment.
-        out: the folder; `open_emergence` reads it, and ``sinkscope watch-training`` draws it.
+        out: the folder; `open_emergence` reads it. CallError for that of another run.
         every: measures after each so many updates; or at ``updates``, 0 for the untrained network.
-        roles: also find the role of each sink.
         weights: checksums of the files of the weights; moments of others in the folder are refused.
-
-    Raises:
-        CallError: neither ``every`` nor ``updates``, canvases for another kind of network or too few for roles, or a
-            folder of another run.
     """
 
     def __init__(

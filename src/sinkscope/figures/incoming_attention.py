@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 
 from sinkscope.errors import CallError
 from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, spread_out, tick_label
-from sinkscope.sinks import is_sink, main_sinks
+from sinkscope.sinks import main_sinks
 from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.finding import check_reach
+from sinkscope.sinks.finding import followed_sinks
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import check_place
@@ -92,10 +93,10 @@ class Incoming:
         layer, head = check_head(trace, (layer, head))
         commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))
         if layer is not None and head is not None:
-            values = followed_columns(trace, layer, head)
+            found = followed_sinks(trace, excess, "queries", None, slice(layer, layer + 1), slice(head, head + 1))
+            values, main = found[0][:, 0, 0], main_sinks(found[2], found[1])[:, 0, 0]
             total = np.nansum(trace.column_sums[:, layer, head], axis=-1)[:, None, None]
             check_reach(excess, "queries", total, values.shape[-1])
-            main = main_sinks(values[:, None, None], is_sink(values[:, None, None], excess))[:, 0, 0]
             name = f"layer {layer} head {head}"
         else:
             layers = range(len(trace.layers)) if layer is None else [layer]

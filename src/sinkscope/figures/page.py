@@ -164,7 +164,7 @@ def _numbers(subject: Subject) -> dict[str, Any]:
     manifest, prompt, summary, threshold = subject.manifest, subject.prompt, subject.summary, subject.threshold
     in_percent = prompt.sinks(Threshold(threshold.excess, "percent")) if threshold.excess < 100 else 0
     tracks = track_kinds(replace(prompt, thresholds=(threshold,)))["tracks"][0].sum(axis=0).tolist()
-    found, movement = movement_test(subject.main, prompt.is_sink_at(threshold)), None
+    found, movement = movement_test(subject.main, prompt.is_sink_at(threshold), uncounted=prompt.uncounted), None
     if found.heads and summary.steps > 1:  # some head has a main sink in two steps
         movement = asdict(found)
         for null in ("null_moves", "null_drift"):

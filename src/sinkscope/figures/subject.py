@@ -146,8 +146,9 @@ class Subject:
 
     @property
     def threshold_column_sum(self) -> float | None:
-        """The column sum above which Eq. 3 holds on `positions` tokens; None where steps and heads differ in it."""
-        if not columns_add_up(self.manifest, self.recorded):
+        """The column sum above which Eq. 3 holds on `positions` tokens; None where steps, heads or keys
+        differ in it."""
+        if self.summary.rule == "uniform" or not columns_add_up(self.manifest, self.recorded):
             return None
         return least_column_sum(self.summary.excess, self.positions)
 

@@ -1,6 +1,8 @@
 # isort: skip_file
 
+from .equal_share import AveragedMoves as AveragedMoves, averaged_moves as averaged_moves
 from .definition import (
+    Rule as Rule,
     Unit as Unit,
     excess_of as excess_of,
     in_unit as in_unit,

@@ -1,6 +1,9 @@
-"""The definition of a sink: Eq. 3 of paper 1 in two units, on column sums.
+"""The definition of a sink by two rules, on column sums.
 
-c_j = Σ_i A_ij is the attention key j receives, in queries' worth. Its excess is c_j − mean of the other columns.
+c_j = Σ_i A_ij is the attention key j receives, in queries' worth. By ``eq3`` (Eq. 3 of paper 1) its excess is
+c_j − mean of the other columns. In a causal model more queries see an early key, so that even uniform attention has
+sinks by it: by ``uniform`` the excess is (c_j − u_j) · S/(S − 1), where u_j is the column that j would have if each
+query that sees it shared its attention evenly among its keys. Where every query sees every key the rules are the same.
 
 Quirk: paper 1's text divides by the number of queries, with which Eq. 3 and ε = 3 can never hold; its figures have
 axes up to 50. Sums (``queries``) and percent of all attention are offered, and the mean form is refused for ε ≥ 1.
@@ -9,12 +12,14 @@ axes up to 50. Sums (``queries``) and percent of all attention are offered, and 
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError
 
 Unit = Literal["queries", "percent", "mean"]
 UNITS: tuple[Unit, ...] = ("queries", "percent", "mean")
+Rule = Literal["eq3", "uniform"]
+RULE_TEXTS: dict[Rule, str] = {"eq3": "the mean of the other columns (Eq. 3)", "uniform": "uniform attention"}
 
 
 def in_unit(
@@ -30,12 +35,29 @@ def in_unit(
     return share * 100 if unit == "percent" else share
 
 
-def excess_of(columns: Float[np.ndarray, "*step layer head key"]) -> Float[np.ndarray, "*step layer head key"]:
-    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), over the positions that are not NaN; NaN stays NaN."""
-    total = np.nansum(columns, axis=-1, keepdims=True)
+def excess_of(
+    columns: Float[np.ndarray, "*step layer head key"], uniform: Float[np.ndarray, "*step layer one key"] | None = None
+) -> Float[np.ndarray, "*step layer head key"]:
+    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), over the positions that are not NaN; with ``uniform`` columns, in
+    the same unit, the excess over these. NaN stays NaN.
+    """
     count = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     others = np.maximum(count - 1, 1)
-    return columns - (total - columns) / others
+    if uniform is not None:
+        return ((columns - uniform) * (count / others)).astype(columns.dtype)
+    return columns - (np.nansum(columns, axis=-1, keepdims=True) - columns) / others
+
+
+def excess_in(
+    columns: Float[np.ndarray, "*step layer head key"],
+    unit: Unit,
+    uniform: Float[np.ndarray, "*step layer one key"] | None = None,
+) -> Float[np.ndarray, "*step layer head key"]:
+    """Return the excess of columns in a unit; both arrays are given in queries' worth."""
+    if uniform is None or unit == "queries":
+        return excess_of(in_unit(columns, unit), uniform)
+    total = np.maximum(np.nansum(columns, axis=-1, keepdims=True), np.finfo(np.float32).tiny)
+    return excess_of(columns, uniform) / total * (100 if unit == "percent" else 1)
 
 
 def check_excess(excess: float, unit: str) -> None:
@@ -66,11 +88,43 @@ def is_sink(
 
 
 def visible_query_mean(
-    columns: Float[np.ndarray, "*step layer head key"], causal: bool
+    columns: Float[np.ndarray, "*step layer head key"],
+    causal: bool,
+    reach: Int[np.ndarray, "*step layer"] | None = None,
 ) -> Float[np.ndarray, "*step layer head key"]:
-    """Return column sums over the number of queries that may see the key: S − j for causal models, else S."""
+    """Return column sums over the number of queries that see the key: S without ``causal``; with it those from the key
+    on, S − j, and behind a sliding window ``reach`` of them at most (see `reach_of`).
+    """
     length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
-    return columns / np.maximum(length - np.arange(columns.shape[-1]) if causal else length, 1)
+    seen = length - np.arange(columns.shape[-1]) if causal else length
+    return columns / np.maximum(seen if reach is None else np.minimum(seen, reach[..., None, None]), 1)
+
+
+def reach_of(last_query: Float[np.ndarray, "*step layer head key"]) -> Int[np.ndarray, "*step layer"]:
+    """Return how many keys the newest query of a layer sees: those that any of its heads attends to where they are the
+    newest ones, as behind a sliding window; else all.
+    """
+    with np.errstate(invalid="ignore"):
+        seen = (last_query > 0).any(axis=-2)
+    length = (~np.isnan(last_query[..., 0, :])).sum(axis=-1)
+    newest = length - seen.argmax(axis=-1)
+    return np.where(seen.sum(axis=-1) == newest, newest, length)
+
+
+def uniform_rows(last_query: Float[np.ndarray, "*step layer head key"]) -> Float[np.ndarray, "*step layer one key"]:
+    """Return uniform attention of the newest queries to the keys that they see."""
+    reach, there = reach_of(last_query)[..., None], ~np.isnan(last_query[..., 0, :])
+    seen = np.arange(last_query.shape[-1]) >= there.sum(axis=-1, keepdims=True) - reach
+    return np.where(there, seen / reach, np.nan)[..., None, :]
+
+
+def uniform_columns(length: int, reach: Int[np.ndarray, " layer"]) -> Float[np.ndarray, "layer one key"]:
+    """Return the columns of uniform causal attention: Σ 1 / min(i + 1, reach) over the queries i that see the key."""
+    position = np.arange(length)
+    shares = np.cumsum(1 / np.minimum(position + 1, reach[:, None]), axis=1)
+    shares = np.pad(shares, ((0, 0), (1, 0)))
+    ends = np.minimum(position + reach[:, None], length)
+    return (np.take_along_axis(shares, ends, axis=1) - shares[:, :-1])[:, None]
 
 
 def last_query_window(

@@ -1,13 +1,7 @@
 """Moves and drift of main sinks, in absolute positions and relative to the frontier of the masks.
 
-A main sink changes place when it stands elsewhere than in the step before. Where both places are sinks in both steps,
-two sinks have only exchanged their rank: a swap. Any other change is a move: the old place stops being a sink, or the
-new one was none before. The drift of a main sink is the slope of its position against the step.
-
-A diffusion sampler that finishes blocks from left to right moves its masks to the right by design. A sink that only
-keeps its distance to the masks therefore drifts in absolute positions and stands still relative to a frontier: the
-masked position nearest to the sink (ties to the left), the first or the last one of the canvas, or the right edge of
-the block in which tokens are being committed.
+A change of place is a swap where both places are sinks in both steps, else a move. Drift is the slope of the position;
+relative to a frontier (the nearest, first or last mask, the right edge of the running block), as samplers move these.
 """
 
 from collections.abc import Callable
@@ -45,12 +39,8 @@ def as_positions(main: Int[np.ndarray, "step layer head"]) -> Float[np.ndarray, 
 
 @dataclass(frozen=True, eq=False)
 class MainMoves:
-    """Moves of the main sink of each head, between steps in a row that both have one.
-
-    Attributes:
-        distance: positions of each move, to the right positive; 0 where there is no move.
-        pairs: steps in a row that both have a main sink; moves, swaps: how many of them are moves and swaps.
-        drift: slope of the position against the step; NaN with fewer than two steps that have a main sink.
+    """Moves of the main sink of each head, to the right positive, and swaps, between ``pairs`` of steps in a row that
+    both have one; drift is NaN with fewer than two steps that have one.
     """
 
     distance: Int[np.ndarray, "transition layer head"]
@@ -81,12 +71,7 @@ def relative_positions(
     masked: Bool[np.ndarray, "step position"],
     edges: Float[np.ndarray, " step"],
 ) -> Float[np.ndarray, "step layer head"]:
-    """Return the positions of the main sinks minus that of a frontier; NaN where there is no sink or no frontier.
-
-    Args:
-        frontier: one of `FRONTIERS`.
-        edges: see `block_edges`.
-    """
+    """Return the positions of the main sinks minus that of one of `FRONTIERS`; NaN where one is missing."""
     position = as_positions(main)
     if frontier == "nearest_mask":
         near = nearest_masks(masked)
@@ -109,11 +94,8 @@ def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray
 
 
 def blocks_of(written: Int[np.ndarray, "step position"], first: int, block: int) -> Int[np.ndarray, " step"]:
-    """Return the number of the block of each step: that of its first commit, or of the step before; −1 before any.
-
-    Args:
-        first: where the first block begins.
-        block: tokens of a block.
+    """Return the block of each step: that of its first commit, or of the step before; −1 before any. ``first``: where
+    the first block begins; ``block``: its tokens.
     """
     committed = written >= 0
     found = np.where(committed.any(axis=1), (committed.argmax(axis=1) - first) // block, -1)

@@ -43,13 +43,8 @@ def find_episodes(
     short_too: bool = True,
     ordered: bool = False,
 ) -> Episodes:
-    """Return the episodes of sinks that are given one by one.
-
-    Args:
-        steps: of the trace.
-        tolerance: a gap of at most so many steps does not end an episode.
-        short_too: looks for successors also of episodes of one step, whose kind does not depend on it.
-        ordered: the sinks come ordered by head, position and step.
+    """Return the episodes of sinks that are given one by one (``ordered``: by head, position, step); ``tolerance``: a
+    gap of so many steps ends none; ``short_too``: looks for successors of those of one step, whose kind is the same.
     """
     if not ordered:
         order = np.lexsort((step, position, head))

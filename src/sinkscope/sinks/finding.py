@@ -1,6 +1,5 @@
 """The sinks of a trace: which tokens, where, how strong."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,28 +11,34 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
-from sinkscope.sinks.definition import Unit, check_excess, excess_of, in_unit, is_sink
-from sinkscope.sinks.followed_columns import Followed, Recorded, query_means
-from sinkscope.traces.reading import as_trace, expect_steps
+from sinkscope.sinks.definition import (
+    RULE_TEXTS,
+    Rule,
+    Unit,
+    check_excess,
+    excess_in,
+    last_query_window,
+    reach_of,
+    uniform_columns,
+    uniform_rows,
+)
+from sinkscope.sinks.followed_columns import WINDOW, Followed, Recorded, query_means, uncounted
+from sinkscope.traces.reading import as_trace, attends_elsewhere, expect_steps
 
-EXCESS = 3.0
+ALL, EXCESS = slice(None), 3.0
 """ε of Eq. 3 in paper 1, in queries' worth of attention."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sinks:
-    """The sinks of one trace by Eq. 3, a row each, ordered by step, layer, head, position.
+    """The sinks of one trace, a row each, ordered by step, layer, head, position; see `definition` for the ``rule``.
 
     Attributes:
-        column_sum: in queries' worth of attention, whatever the unit of the threshold.
-        visible_query_mean: the column over the number of queries that may see the key (see
-            `followed_columns.query_means`); for causal models, whose early keys more queries see, the fairer number.
-        excess: over the mean of the other columns, in ``unit``.
-        shape: (steps, layers, heads, positions) of the trace.
+        column_sum: in queries' worth of attention, whatever the unit of the threshold and of the excess.
+        visible_query_mean: the column over the number of queries that see the key, see `followed_columns.query_means`.
         selected_share: sinks over all step × layer × head × position within ``lengths``.
-        columns: [step, layer, head, key], in which sinks are followed (see `followed_columns`), and ``source`` their
-            name; ``moving``: bool [step, layer, head, key], Eq. 3 on them.
-        vocabulary: texts of tokens by their number as text, as far as the trace has them.
+        columns: [step, layer, head, key], in which sinks are followed, ``source`` their name; ``moving``: where they
+            are sinks, not in the first ``uncounted`` steps; ``ranked``: by which the main sink is the largest.
     """
 
     step: Int[np.ndarray, " sink"]
@@ -51,31 +56,36 @@ class Sinks:
     source: str
     columns: Float[np.ndarray, "step layer head key"] = field(repr=False)
     moving: Bool[np.ndarray, "step layer head key"] = field(repr=False)
+    ranked: Float[np.ndarray, "step layer head key"] = field(repr=False)
+    rule: Rule = "eq3"
+    uncounted: int = 0
     vocabulary: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.step)
 
-    def places(self) -> list[tuple[int, int, int, float]]:
-        """Return (position, token, how often, mean column sum) of every place with a sink, the most frequent first."""
-        found = Counter(zip(self.position.tolist(), self.token.tolist(), strict=True))
-        sums: Counter[tuple[int, int]] = Counter()
-        for position, token, column in zip(self.position, self.token, self.column_sum.tolist(), strict=True):
-            sums[int(position), int(token)] += column
-        return [(*place, count, sums[place] / count) for place, count in found.most_common()]
+    def places(self) -> list[tuple[int, int, int, float, float]]:
+        """Return (position, token, how often, mean column sum, mean of visible_query_mean) of every place with a sink,
+        the most frequent first.
+        """
+        places, at = np.unique(np.stack([self.position, self.token]), axis=1, return_inverse=True)
+        count = np.bincount(at.ravel(), minlength=places.shape[1])
+        means = [np.bincount(at.ravel(), one, len(count)) / count for one in (self.column_sum, self.visible_query_mean)]
+        rows = list(zip(*places.tolist(), count.tolist(), *(one.tolist() for one in means), strict=True))
+        return sorted(rows, key=lambda row: -row[2])
 
     def _repr_html_(self) -> str:
         steps, layers, heads, _ = self.shape
         places = self.places()
         rows = [
-            (position, repr(self.vocabulary.get(str(token), f"<{token}>")), count, f"{mean:.1f}")
-            for position, token, count, mean in places[:MOST_ROWS]
+            (position, repr(self.vocabulary.get(str(token), f"<{token}>")), count, f"{mean:.1f}", f"{seen:.3f}")
+            for position, token, count, mean, seen in places[:MOST_ROWS]
         ]
         facts = {
-            "threshold": f"more than {self.threshold:g} {self.unit} above the mean of the other columns (Eq. 3)",
-            "share of all tokens": f"{self.selected_share:.2%}",
+            "threshold": f"more than {self.threshold:g} {self.unit} above {RULE_TEXTS[self.rule]}",
+            "share of all columns": f"{self.selected_share:.2%}",
         }
-        columns = ("position", "token", "times a sink", "mean column")
+        columns = ("position", "token", "times a sink", "mean column", "a query that sees it")
         shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')} × {counted(heads, 'head')}"
         return card(f"{counted(len(self), 'sink', ',')} in {shape}", facts, columns, rows, len(places) - len(rows))
 
@@ -88,12 +98,45 @@ class Sinks:
         return [dict(zip((*whole, *rounded), row, strict=True)) for row in rows]
 
 
-def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries") -> Sinks:
-    """Return the sinks of a trace: Eq. 3 on every step, layer and head.
+def rule_of(causal: bool, crossing: bool = False, asked: Rule | None = None) -> Rule:
+    """Return the rule that holds: the one that was asked for in causal self-attention, ``uniform`` by default; else Eq.
+    3, where every query sees every key.
+    """
+    return (asked or "uniform") if causal and not crossing else "eq3"
+
+
+def _rule_in(recorded: Recorded, asked: Rule | None) -> Rule:
+    return rule_of(recorded.causal, attends_elsewhere(getattr(recorded, "manifest", None) or {}), asked)
+
+
+def followed_sinks(
+    recorded: Recorded, excess: float, unit: Unit, rule: Rule | None, layers: slice = ALL, heads: slice = ALL
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the columns in which sinks are followed, of some layers and heads, where they are sinks, and by what the
+    main sink is the largest.
+    """
+    columns, expected, filled = Followed.of(recorded).columns(recorded, layers, heads), None, np.ones(1)
+    if recorded.causal and unit == "queries":
+        filled = np.minimum(np.arange(recorded.steps) + 1, WINDOW) / WINDOW
+    if _rule_in(recorded, rule) == "uniform":
+        rows = np.asarray(recorded.last_query[:, layers], np.float32)
+        expected = last_query_window(uniform_rows(rows), WINDOW)
+    over = excess_in(columns, unit, expected) / filled[:, None, None, None]
+    with np.errstate(invalid="ignore"):
+        there = over > excess
+    there[: uncounted(recorded.causal, recorded.steps)] = False
+    return columns, there, columns if expected is None else over
+
+
+def find_sinks(
+    trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries", rule: Rule | None = None
+) -> Sinks:
+    """Return the sinks of a trace, in every step, layer and head.
 
     Args:
         trace: an open trace, or the path of one.
         excess: ε, in ``unit``: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
+        rule: ``uniform`` or ``eq3``, see `rule_of`.
 
     Raises:
         CallError: a threshold that cannot hold in that unit or on that canvas.
@@ -104,12 +147,20 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
     expect_steps(recorded, "find sinks in")
     columns = np.array(recorded.column_sums[:], dtype=np.float32)  # a copy, since a caller may fill arrays anew
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
-    tokens = np.asarray(recorded.tokens[:])
-    selected = is_sink(columns, excess, unit)
+    tokens, followed = np.asarray(recorded.tokens[:]), Followed.of(recorded)
+    rule, uniform = _rule_in(recorded, rule), None
+    if rule == "uniform":
+        uniform = np.zeros((*columns.shape[:2], 1, columns.shape[-1]))
+        for step, reach in enumerate(reach_of(np.asarray(recorded.last_query[:]))):
+            length = int((~np.isnan(columns[step, 0, 0])).sum())
+            uniform[step, ..., :length] = uniform_columns(length, reach)
+    excesses = excess_in(columns, unit, uniform)
+    with np.errstate(invalid="ignore"):
+        selected = excesses > excess
+    moving = (columns, selected, columns)
+    if followed.newest:
+        moving = followed_sinks(recorded, excess, unit, rule)
     step, layer, head, position = np.nonzero(selected)
-    followed = Followed.of(recorded)
-    moving_columns = followed.columns(recorded) if followed.newest else columns
-    excesses = excess_of(in_unit(columns, unit))
     return Sinks(
         step=step,
         layer=layer,
@@ -124,19 +175,17 @@ def find_sinks(trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit 
         shape=columns.shape,  # type: ignore[arg-type]
         selected_share=float(selected.sum() / max(1, (~np.isnan(columns)).sum())),
         source=followed.source,
-        columns=moving_columns,
-        moving=selected if moving_columns is columns else is_sink(moving_columns, excess, unit),
+        columns=moving[0],
+        moving=moving[1],
+        ranked=moving[2],
+        rule=rule,
+        uncounted=uncounted(recorded.causal, recorded.steps),
         vocabulary=(getattr(recorded, "manifest", None) or {}).get("vocabulary", {}),
     )
 
 
 def check_reach(excess: float, unit: Unit, totals: Float[np.ndarray, "step layer head"], keys: int) -> None:
-    """Raise CallError where no column of a trace can exceed a threshold; the usual one is taken for every trace.
-
-    Args:
-        totals: sums of the columns of a head, in queries' worth.
-        keys: tokens of the longest canvas.
-    """
+    """Raise CallError where no column of heads with these sums can exceed a threshold; the usual one always may."""
     most = {"queries": float(max(keys, round(float(totals.max())))), "percent": 100.0, "mean": 1.0}[unit]
     if excess >= most and not (unit == "queries" and excess <= EXCESS):
         reason = f"a key that received all attention would exceed the others by {most:g}"

@@ -1,8 +1,7 @@
 """The columns in which sinks are followed from step to step, and how many queries columns are made of.
 
-They are the column sums, except where old queries keep their rows from step to step (autoregressive models, block
-diffusion): a sum over all of them can hardly move, so there only the newest queries count. A step has fewer queries
-than tokens behind a cache, and any number in cross-attention.
+Where old queries keep their rows from step to step (autoregressive models, block diffusion), a sum over all can hardly
+move, so only the newest queries count. Behind a cache and in cross-attention there are not as many queries as tokens.
 """
 
 from collections.abc import Mapping
@@ -12,12 +11,26 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from jaxtyping import Float, Int
 
-from sinkscope.sinks.definition import last_query_window, visible_query_mean
+from sinkscope.sinks.definition import last_query_window, reach_of, visible_query_mean
 from sinkscope.traces.reading import Trace, attends_elsewhere, hidden_rules
 
 WINDOW = 16
 """Newest queries whose columns are followed."""
+"""Fewer in the first steps, which count in nothing that is followed (see `uncounted`)."""
 BLOCKS = f"newest blocks of {WINDOW} or more queries"
+
+
+def uncounted(causal: bool, steps: int) -> int:
+    """Return how many of the first steps do not count, as the window of a causal trace has too few queries: those with
+    fewer than 16, or than half of the steps. In a window that is not full, ε is the same share of its attention.
+    """
+    return min(WINDOW, (steps + 1) // 2) - 1 if causal else 0
+
+
+def mean_share(columns: Float[np.ndarray, "step key"]) -> Float[np.ndarray, " key"]:
+    """Return the share of each key in columns, mean over the steps that have the key; NaN in others."""
+    shares = columns / np.nansum(columns, axis=-1, keepdims=True)
+    return np.nansum(shares, axis=0) / np.maximum((~np.isnan(shares)).sum(axis=0), 1)
 
 
 class Recorded(Protocol):
@@ -30,11 +43,8 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True)
 class Followed:
-    """The columns of a trace in which its sinks are followed.
-
-    Attributes:
-        tensor: ``column_sums``; ``last_query`` of an autoregressive model, whose rows are added up over 16 steps;
-            ``newest_columns`` of block diffusion, sums over the running block and the blocks before it.
+    """The columns of a trace in which its sinks are followed: ``column_sums``; ``last_query`` of an autoregressive
+    model, whose rows are added up over 16 steps; ``newest_columns`` of the running block and those before it.
     """
 
     tensor: Literal["column_sums", "last_query", "newest_columns"]
@@ -62,6 +72,11 @@ class Followed:
         newest = {"last_query": f"the {WINDOW} newest queries", "newest_columns": f"the {BLOCKS}"}
         return newest.get(self.tensor, "all queries")
 
+    def words(self, steps: int) -> str:
+        """Words for the queries, fewer in a causal trace of few steps."""
+        few = self.tensor == "last_query" and steps < WINDOW
+        return (f"the {steps} newest queries" if steps > 1 else "the newest query") if few else self.queries_text
+
     @property
     def source(self) -> str:
         """Text that names it, as ``sinkscope tracks`` prints it."""
@@ -82,12 +97,8 @@ def count_queries(
     hidden_norms: Float[np.ndarray, "*step layer key"] | None = None,
     sink_token: Float[np.ndarray, "*step layer head sink"] | None = None,
 ) -> Int[np.ndarray, "*step layer"]:
-    """Return how many queries a layer has.
-
-    Args:
-        hidden_norms: NaN for tokens that were not computed and so are no queries. Without them the queries are the sum
-            of the columns, of which a rule that zeroes keys takes some away.
-        sink_token: attention on a sink token, which is no key.
+    """Return how many queries a layer has: tokens that were computed, whose hidden norms are not NaN; without them the
+    sum of the columns (of which a rule that zeroes keys takes some away) and of the ``sink_token``, which is no key.
     """
     if hidden_norms is not None:
         return (~np.isnan(hidden_norms)).sum(axis=-1)
@@ -100,12 +111,13 @@ def query_means(
 ) -> Float[np.ndarray, "step layer head key"]:
     """Return columns over the number of queries that may see the key.
 
-    In self-attention of causal models these are all from the key on, whatever window hides older keys, in block
+    In self-attention of causal models these are all from the key on, or those whose sliding window holds it, in block
     diffusion all from the key's block on, else the queries of the step, or all tokens where only arrays are given.
     """
     crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
     if not crossing and (recorded.causal or not isinstance(recorded, Trace)):
-        return visible_query_mean(columns, recorded.causal)
+        reach = reach_of(np.asarray(recorded.last_query[:])) if recorded.causal else None
+        return visible_query_mean(columns, recorded.causal, reach)
     block = (getattr(recorded, "manifest", {}).get("sampler") or {}).get("block")
     if not crossing and block and Followed.of(recorded).tensor == "newest_columns":
         lengths, position = (~np.isnan(columns)).sum(axis=-1, keepdims=True), np.arange(columns.shape[-1])
@@ -152,12 +164,8 @@ def cached(manifest: Mapping[str, Any]) -> bool:
 
 
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
-    """Return whether the columns of every head add up to the tokens of its canvas: not behind a cache, in
-    cross-attention, with a sink token of the network, or under a rule that zeroes weights.
-
-    Args:
-        manifest: of a trace, or of statistics.
-        trace: where single steps are known.
+    """Return whether the columns of every head add up to the tokens of its canvas, in the runs of a manifest or in a
+    trace: not behind a cache, in cross-attention, with a sink token of the network, or where a rule zeroes weights.
     """
     if cached(manifest) or attends_elsewhere(manifest) or zeroes(manifest):
         return False

@@ -16,9 +16,10 @@ from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
+from sinkscope.sinks.followed_columns import mean_share
 
 KIND_MEANINGS = {
-    "static": "a sink in at least 95 % of the steps",
+    "static": "a sink in at least 95 % of the steps that count",
     "moved": "ends, and another track of its head, which began later and ends later (its successor), starts within one "
     "step of that end",
     "vanished": "ends before the last step, and is none of the others",
@@ -33,11 +34,8 @@ FEW_BLOCKS = 10
 
 @dataclass(frozen=True)
 class Track:
-    """One sink from its first to its last step.
-
-    Attributes:
-        successor: number of the track it moved to, None where it did not; a track of one step has one, too.
-        distance: positions to the successor, to the right positive; None where it did not move.
+    """One sink from its first to its last step; number of the track it moved to and the distance, None where it did
+    not; a track of one step has a successor, too.
     """
 
     layer: int
@@ -52,13 +50,7 @@ class Track:
 
 @dataclass(frozen=True)
 class HeadMovement:
-    """Movement of the main sink of one head; see `drift` for moves and swaps.
-
-    Attributes:
-        drift_per_step: least-squares slope of its position against the step, in positions per step; None with fewer
-            than two steps that have one.
-        steps_with_sink: steps in which Eq. 3 holds in this head.
-    """
+    """Movement of the main sink of one head (see `drift`), over the steps that have one; a slope only with two."""
 
     layer: int
     head: int
@@ -75,7 +67,8 @@ class Tracks:
     Attributes:
         main: position of the main sink, −1 where no sink.
         source: which columns were followed.
-        is_sink: whether Eq. 3 holds in any steps, layers, heads and positions.
+        uncounted: the first steps, which do not count (see `followed_columns.uncounted`).
+        is_sink: whether the rule holds in any steps, layers, heads and positions.
     """
 
     tracks: tuple[Track, ...]
@@ -83,6 +76,7 @@ class Tracks:
     main: Int[np.ndarray, "step layer head"]
     source: str
     is_sink: IsSink = field(repr=False)
+    uncounted: int = 0
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items() if count)
@@ -122,7 +116,7 @@ class Tracks:
 def main_sinks(
     columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
 ) -> Int[np.ndarray, "step layer head"]:
-    """Return the position of the strongest sink, ties to the lower position; −1 where Eq. 3 does not hold."""
+    """Return the position of the largest column that is a sink, ties to the lower position; −1 where none is."""
     if not columns.shape[-1]:
         return np.full(columns.shape[:-1], -1)
     lowest = np.finfo(columns.dtype).min  # so that a sink is chosen whatever its column
@@ -138,18 +132,19 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
             head has no other; CallError below 0.
     """
     check_tolerance(tolerance)
-    steps, _, heads = sinks.moving.shape[:3]
-    step, layer, head, position = np.nonzero(sinks.moving)
-    episodes = find_episodes(step, layer * heads + head, position, steps, tolerance)
+    before, (steps, _, heads) = sinks.uncounted, sinks.moving.shape[:3]
+    step, layer, head, position = np.nonzero(sinks.moving[before:])
+    episodes = find_episodes(step, layer * heads + head, position, steps - before, tolerance)
     found = []
     columns = (episodes.head, episodes.position, episodes.first, episodes.last, episodes.kind, episodes.successor)
     for number, at, first, last, kind, successor in zip(*(column.tolist() for column in columns), strict=True):
         following = successor if successor >= 0 else None
         distance = None if following is None else int(episodes.position[following]) - at
-        found.append(Track(number // heads, number % heads, at, first, last, KINDS[kind], following, distance))
-    main = fill_dips(main_sinks(sinks.columns, sinks.moving), tolerance)
+        place = (number // heads, number % heads, at, before + first, before + last)
+        found.append(Track(*place, KINDS[kind], following, distance))
+    main = fill_dips(main_sinks(sinks.ranked, sinks.moving), tolerance)
     is_sink = SinksIn(sinks.moving)
-    return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink)
+    return Tracks(tuple(found), tuple(head_movement(main, is_sink)), main, sinks.source, is_sink, before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,14 +190,9 @@ def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | No
 class MovementTest:
     """Movement of a trace beside nulls in which its steps are shuffled: singly for moves, in blocks for drift.
 
-    Attributes:
-        moves_per_head, swaps_per_head, drift_per_step: means over heads that have a main sink in at least two steps.
-        drift_median, drift_right: median drift of these ``heads``, and the share of them that drift to the right.
-        null_moves, null_drift: (mean, 2.5th, 97.5th percentile) over the shuffles.
-        p_moves: share of shuffles with as few or fewer moves, as shuffling destroys residence; p_drift: with a drift at
-            least as far from zero.
-        block_steps: steps that stay together where drift is compared.
-        blocks: how many of them the trace has; fewer than `FEW_BLOCKS` tell little.
+    Means (and the median drift, and the share that drifts right) are over ``heads`` with a main sink in two steps.
+    Nulls are (mean, 2.5th, 97.5th percentile) over the shuffles. p_moves: share with as few moves or fewer, as
+    shuffling destroys residence; p_drift: with a drift as far from zero. Fewer blocks than `FEW_BLOCKS` tell little.
     """
 
     moves_per_head: float
@@ -220,23 +210,66 @@ class MovementTest:
     blocks: float
 
 
-def movement_test(
-    main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None = None, *, shuffles: int = 200, seed: int = 0
-) -> MovementTest:
-    """Return moves and drift beside those of the same main sinks with their steps in random order.
-
-    All heads are shuffled together, because they see the same commits. A sink that stays for a while and then stands
-    anywhere has a slope in nearly every trace; if single steps were shuffled, the test would call it a drift in six
-    traces of ten. For drift, blocks of steps are therefore shuffled, twice as long as moving sinks stay; then it is one
-    trace in twenty or fewer. The test cannot tell a drift from sinks that only follow the tokens committed from left to
-    right.
-
-    Args:
-        main: positions, −1 where there is none.
-        is_sink: tells swaps from moves; without it every change of place is a move.
-        shuffles: 1 or more.
+@dataclass(frozen=True)
+class MainPlace:
+    """The place at which most ``heads`` have their main sink in more steps than elsewhere, and its share of the
+    attention of the queries followed, mean over layers, heads and steps.
     """
-    found = MainMoves.of(main, is_sink)
+
+    position: int
+    token: int
+    heads: int
+    of_heads: int
+    share: float
+
+    def text(self, token: str, queries: str) -> str:
+        """Return the words for it; ``queries`` that are followed are `Followed.queries_text`."""
+        where = f"main sink of {self.heads} of {counted(self.of_heads, 'head')}"
+        return f"position {self.position}, {token!r}: {where}, with {self.share:.1%} of the attention of {queries}"
+
+
+def main_place(
+    main: Int[np.ndarray, "step layer head"],
+    columns: Float[np.ndarray, "step key"],
+    tokens: Int[np.ndarray, "step position"],
+) -> MainPlace | None:
+    """Return the place of most heads' main sink (−1: none), ties to the lower one; None without any. ``columns`` are
+    means over layers and heads.
+    """
+    step, layer, head = there = np.nonzero(main >= 0)
+    if not len(step):
+        return None
+    counts = np.zeros((*main.shape[1:], int(main.max()) + 1), np.int64)
+    np.add.at(counts, (layer, head, main[there]), 1)
+    usual = np.where(counts.any(axis=-1), counts.argmax(axis=-1), -1)
+    position = int(np.bincount(usual[usual >= 0]).argmax())
+    token = int(tokens[step[main[there] == position][-1], position])
+    share = float(mean_share(columns)[position])
+    return MainPlace(position, token, int((usual == position).sum()), usual.size, share)
+
+
+def place_of(sinks: Sinks, tokens: Int[np.ndarray, "step position"]) -> MainPlace | None:
+    """Return where most heads of a trace have their main sink."""
+    counted = slice(sinks.uncounted, None)
+    main = main_sinks(sinks.ranked, sinks.moving)[counted]
+    return main_place(main, sinks.columns[counted].mean(axis=(1, 2)), tokens[counted])
+
+
+def movement_test(
+    main: Int[np.ndarray, "step layer head"],
+    is_sink: IsSink | None = None,
+    *,
+    uncounted: int = 0,
+    shuffles: int = 200,
+    seed: int = 0,
+) -> MovementTest:
+    """Return moves and drift beside those of the same main sinks with their steps in random order, all heads together.
+
+    A sink that stays for a while has a slope in nearly every trace, a drift in six of ten if single steps are shuffled.
+    So blocks are, twice as long as sinks stay: then it is one in twenty or fewer. Sinks that only follow the tokens
+    committed from left to right drift, too. Without ``is_sink`` every change of place is a move.
+    """
+    found, main = MainMoves.of(main, is_sink), main[uncounted:]
     counted = ~np.isnan(found.drift)
     moves = swaps = drift = median = right = 0.0
     if counted.any():
@@ -246,7 +279,7 @@ def movement_test(
     null, block = np.array([(moves, drift)]), max(1, len(main))
     if len(main) > 1 and counted.any():
         block = min(block, int(np.ceil(2 * _stay(main))))
-        places = _Places(main, is_sink)
+        places = _Places(main, is_sink, uncounted)
         null = np.empty((shuffles, 2))
         for row in null:
             row[0] = places.moves(rng.permutation(len(main)))[counted].mean()
@@ -271,14 +304,14 @@ def movement_test(
 class _Places:
     """Holds the places of each head's main sink and the steps in which they are sinks: moves in any order of steps."""
 
-    def __init__(self, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None) -> None:
+    def __init__(self, main: Int[np.ndarray, "step layer head"], is_sink: IsSink | None, first: int = 0) -> None:
         _, layer, head = there = np.nonzero(main >= 0)
         places, found = np.unique(np.stack([layer, head, main[there]]), axis=1, return_inverse=True)
         self.number = np.full(main.shape, -1)
         self.number[there] = found.ravel()
         self.sink = np.zeros((len(main), places.shape[1]), bool)
         if is_sink is not None and places.size:
-            step = np.repeat(np.arange(len(main)), places.shape[1])
+            step = first + np.repeat(np.arange(len(main)), places.shape[1])
             self.sink = is_sink(step, *np.tile(places, len(main))).reshape(self.sink.shape)
 
     def moves(self, order: Int[np.ndarray, " step"]) -> Int[np.ndarray, "layer head"]:

@@ -23,12 +23,8 @@ class Agreement(Statistic):
 
     order = 3
     definitions: ClassVar = {
-        "agreement.same_layer": Definition(
-            "two heads of a layer have their main sink at one position", "probability", FEW
-        ),
-        "agreement.other_layers": Definition(
-            "two heads of different layers have their main sink at one position", "probability", FEW
-        ),
+        "agreement.same_layer": Definition("two heads of a layer have one main sink", "probability", FEW),
+        "agreement.other_layers": Definition("two heads of different layers have one", "probability", FEW),
     }
     for _name, _where in (("place", "in the same tenth of the canvas"), ("class", "on the same class of token")):
         _text = f"main sinks of one head in two prompts stand {_where}; percentile interval over prompts"
@@ -84,10 +80,8 @@ class Pattern:
 
 @dataclass(eq=False)
 class PromptAgreement:
-    """Collects the patterns of the first 128 prompts, and compares each head with itself and with other heads.
-
-    The agreement of a head is the probability that its main sinks, in random steps of two prompts, fall into one tenth
-    of the canvas (or on one class of token); minus that of two different heads, it is 0 if heads do not matter.
+    """Collects the patterns of the first 128 prompts: the probability that a head's main sinks, in random steps of two
+    prompts, fall into one tenth of the canvas (or on one class of token), and that minus two different heads'.
     """
 
     places: list[np.ndarray] = field(default_factory=list)

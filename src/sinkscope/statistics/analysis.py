@@ -10,7 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.errors import CallError
-from sinkscope.sinks.finding import Recorded
+from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.followed_columns import Followed, Recorded
+from sinkscope.sinks.tracking import MainPlace
 from sinkscope.statistics.agreement import Pattern, PromptAgreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means, known
@@ -37,14 +39,7 @@ from sinkscope.traces.reading import Trace, as_trace
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number: a mean over the prompts that have it, with its interval.
-
-    Attributes:
-        name: of a statistic, with an ending for layers or thirds of the steps.
-        place: where it holds, such as {"excess": 3.0, "unit": "queries", "layer": 2}.
-        value, low, high: None where no prompt has a value, or where there are fewer than five for an interval.
-        p: of the test against shifted commits (triggers only).
-    """
+    """A mean over the prompts that have a number, its interval from five prompts on, and p (triggers only)."""
 
     name: str
     place: Mapping[str, Any]
@@ -119,12 +114,8 @@ def estimates(
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The numbers of a set of traces of one model.
-
-    Attributes:
-        prompts: number of traces; prompt_texts: their prompts, by which two analyses are paired.
-        values: [prompt, key], the numbers behind the means; keys: their names and places.
-        corpus: checksum of the counts of the training corpus; 0 without.
+    """The numbers of traces of one model: ``values`` [prompt, key] behind the means; where most heads of each prompt
+    have their main sink, with its token's text, at the first threshold; which queries are ``followed``.
     """
 
     statistics: tuple[Estimate, ...] = field(repr=False)
@@ -136,13 +127,12 @@ class Analysis:
     keys: tuple[Key, ...] = field(repr=False)
     values: Float[np.ndarray, "prompt key"] = field(repr=False)
     corpus: int = field(default=0, repr=False)
+    places: tuple[tuple[MainPlace | None, str], ...] = field(default=(), repr=False)
+    followed: str = ""
+    rule: Rule = "eq3"
 
     def find(self, name: str, **place: Any) -> list[Estimate]:
-        """Return the estimates of a name whose place has all of this, as ``find("movement.drift", excess=3.0)``.
-
-        Raises:
-            CallError: no statistic of that name, or none at such a place.
-        """
+        """Return the estimates of a name at a place, as ``find("movement.drift", excess=3.0)``, or raise CallError."""
         of_name = [one for one in self.statistics if one.name == name]
         if not of_name:
             names = ", ".join(dict.fromkeys(one.name for one in self.statistics))
@@ -157,6 +147,8 @@ class Analysis:
         definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}
         sizes = {name: getattr(self, name) for name in ("prompts", "layers", "heads", "tolerance")}
         statistics = [one.as_dict() for one in self.statistics]
+        places = [None if one is None else {**vars(one), "text": text} for one, text in self.places]
+        sizes |= {"rule": self.rule, "followed": self.followed, "main_sinks": places}
         return {**sizes, "level": LEVEL, "definitions": definitions, "statistics": statistics}
 
 
@@ -167,17 +159,17 @@ def analyse(
     tolerance: int = 0,
     training: Mapping[int, int] | None = None,
     choice: bool = True,
+    rule: Rule | None = None,
     seed: int = 0,
 ) -> Analysis:
     """Return every statistic of a set of traces of one model; of a trace a few steps at a time are in memory.
 
     Args:
         traces: one a prompt, open ones or their paths; the prompt is the unit of evidence.
-        thresholds: of Eq. 3.
         tolerance: steps without a sink that a track and a main sink survive.
         training: {token: how often it stands in the training corpus}.
         choice: fits the placement model, by far the longest part with many prompts.
-        seed: of the resampled prompts and the shifted commits.
+        rule: ``uniform`` or ``eq3`` for causal models, see `sinks.finding.rule_of`.
 
     Raises:
         CallError: no trace, one given twice, traces of different models or kinds, or thresholds that cannot be.
@@ -189,12 +181,13 @@ def analyse(
     agreements = {threshold: PromptAgreement() for threshold in thresholds}
     shared, vocabulary, texts = dict[str, Any](), dict[int, str](), list[Any]()
     known_from, taken = list[tuple[float, float]](), dict[Path | str, Path]()
+    places = list[tuple[MainPlace | None, str]]()
     given = [traces] if isinstance(traces, Trace | str | Path) else traces
     if isinstance(given, Sequence) and len({*map(id, given)}) < len(given):
         raise CallError("traces: expected each trace once, as it is one prompt, found one object twice")
     for trace in map(as_trace, given):
         _refuse_again(trace, taken)
-        prompt = summarise(trace, thresholds, tolerance, training)
+        prompt = summarise(trace, thresholds, tolerance, training, rule)
         manifest = held(trace, "manifest") or {}
         shared = _with(shared, manifest, f"{prompt.layers} layers × {prompt.heads} heads")
         size = (manifest.get("model") or {}).get("vocabulary")
@@ -211,6 +204,8 @@ def analyse(
         if choice and not prompt.canvas.settings.causal:
             placement.add(Choices.of(prompt))
         vocabulary |= prompt.canvas.vocabulary
+        place = prompt.main_place(thresholds[0])
+        places.append((place, "" if place is None else vocabulary.get(place.token, f"<{place.token}>")))
         known_from.append(prompt.known_from)
     if not texts:
         raise CallError("expected at least one trace, found none")
@@ -235,7 +230,8 @@ def analyse(
     statistics = tuple(sorted(found, key=lambda one: order_of(one.name)))
     corpus = PromptSettings(training=training).corpus
     sizes = (len(texts), prompt.layers, prompt.heads, tolerance)
-    return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus)
+    how = (Followed.of(trace).queries_text, prompt.canvas.settings.rule)
+    return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus, tuple(places), *how)
 
 
 def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
@@ -250,11 +246,8 @@ def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
 
 
 def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) -> dict[str, Any]:
-    """Return what traces share with one more: model, attention, hidden keys (two seeds of a rule are one), cache,
-    guidance and dtype, None where it is not known.
-
-    Raises:
-        CallError: this trace is of another model or kind.
+    """Return what traces share with one more, None where unknown (two seeds of a rule are one); CallError where this
+    one is of another model or kind.
     """
     found: dict[str, Any] = {"traces of one model": shape}
     if manifest:
@@ -281,12 +274,10 @@ def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) ->
 
 
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
-    """Return second minus first, of every statistic that both have.
+    """Return second minus first, of every statistic that both have, of paired prompts where both hold the same.
 
-    Where both hold the same prompts in the same order the prompts are paired, which makes the interval narrower.
-
-    Raises:
-        CallError: they were made with different tolerances or training corpora, or at no threshold in common.
+    Movement that is followed in columns of other queries is not comparable, and so has no value (see `averaged_moves`).
+    CallError for analyses with different tolerances or training corpora, or at no threshold in common.
     """
     same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
     if first.tolerance != second.tolerance or not same_corpus:
@@ -296,5 +287,8 @@ def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate,
     if not any(dict(place).keys() >= {"excess"} for name, place in both if not name.startswith("epsilon.")):
         raise CallError("expected two analyses with a threshold in common, found none; analyse one of them again")
     ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
+    if first.followed != second.followed:
+        moving = [name.startswith("movement.") for name, _ in both]
+        theirs[:, moving] = np.nan
     paired = first.prompt_texts == second.prompt_texts and None not in first.prompt_texts
     return tuple(estimates_of(both, interval_of_difference(ours, theirs, paired, seed)))

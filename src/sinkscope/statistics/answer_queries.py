@@ -1,7 +1,6 @@
-"""The main sink of the answer's queries alone, how often it changes place, and where it drifts.
+"""The main sink of the answer's queries alone, without the prompt's, which hardly change from step to step.
 
-The column sums of all queries hold the prompt's queries too, which hardly change from step to step. Without them, the
-columns are scaled as if there were as many of the answer's queries as tokens, so that the thresholds of Eq. 3 apply.
+Their columns are scaled as if there were as many of the answer's queries as tokens, so that the same thresholds apply.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.tracking import fill_dips
 from sinkscope.statistics.intervals import mean
-from sinkscope.statistics.movement import DRIFT, drift_values
+from sinkscope.statistics.movement import DRIFT, PER, SLOPE, SPEED, drift_values
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
 from sinkscope.statistics.step import FollowedSinks, RecordedStep, SummedColumns
@@ -23,9 +22,7 @@ from sinkscope.statistics.thresholds import Threshold
 
 @dataclass(frozen=True, eq=False)
 class AnswerMain:
-    """The largest column of the answer's queries in each head, its position and excess over the mean of the others, and
-    the `Candidates` among all their columns, in an array of objects.
-    """
+    """The largest column of the answer's queries in each head, its excess, and the `Candidates` among all (objects)."""
 
     position: Int[np.ndarray, "*step layer head"]
     queries: Float[np.ndarray, "*step layer head"]
@@ -38,33 +35,14 @@ class AnswerQueries(Statistic):
 
     order = 2
     definitions: ClassVar = {
-        "answer_queries.steps_with_sink": Definition(
-            "steps × heads with a sink for the answer's queries", "share", "none"
-        ),
-        "answer_queries.moves_per_head": Definition(
-            "moves of the answer's main sink, per head that has one in at least two steps: the old place stops being a "
-            "sink of these queries, or the new one was none",
-            "moves",
-            "Fig. 4 and 7",
-        ),
-        "answer_queries.swaps_per_head": Definition(
-            "the same, but both places are sinks of these queries before and after: they exchange ranks",
-            "swaps",
-            "none",
-        ),
-        "answer_queries.changes_per_head": Definition(
-            "moves and swaps of the answer's main sink together, per such head", "changes", "none"
-        ),
+        "answer_queries.steps_with_sink": Definition("steps × heads with a sink for these queries", "share", "none"),
+        "answer_queries.moves_per_head": Definition(f"moves of their main sink, {PER}", "moves", "Fig. 4 and 7"),
+        "answer_queries.swaps_per_head": Definition(f"swaps of their main sink, {PER}", "swaps", "none"),
+        "answer_queries.changes_per_head": Definition("moves and swaps together", "changes", "none"),
         "answer_queries.changes_of_all": Definition("the same for the main sink of all queries", "changes", "none"),
-        "answer_queries.drift": Definition(
-            "least-squares slope of the position of the answer's main sink over the steps, mean over heads",
-            "positions per step",
-            DRIFT,
-        ),
-        "answer_queries.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
-        "answer_queries.drift_right": Definition(
-            "heads whose answer's main sink drifts to the right", "share of heads", DRIFT
-        ),
+        "answer_queries.drift": Definition(f"{SLOPE}, mean over heads", SPEED, DRIFT),
+        "answer_queries.drift_median": Definition("the same, median over heads", SPEED, DRIFT),
+        "answer_queries.drift_right": Definition("heads whose main sink drifts to the right", "share of heads", DRIFT),
     }
 
     def keep(self, step: RecordedStep) -> AnswerMain | None:

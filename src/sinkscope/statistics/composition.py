@@ -24,14 +24,10 @@ class Composition(Statistic):
     definitions: ClassVar = {
         "composition.share_of_sinks": Definition("sinks on tokens of a class", "share of sinks", MADE_OF),
         "composition.share_of_canvas": Definition("tokens of a class, all steps", "share of canvas", MADE_OF),
-        "composition.times_expected": Definition(
-            "share of the sinks, divided by share of the canvases they stand on, step by step", "ratio", MADE_OF
-        ),
-        "composition.times_training": Definition(
-            "share of the sinks, divided by share of the training corpus", "ratio", MADE_OF
-        ),
+        "composition.times_expected": Definition("share of sinks, over that of their canvases", "ratio", MADE_OF),
+        "composition.times_training": Definition("share of sinks, over that of the training corpus", "ratio", MADE_OF),
         "composition.frequency_correlation": Definition(
-            "rank correlation of a token's sinks per occurrence with its frequency in training, without the mask",
+            "rank correlation of sinks per occurrence of a token with its frequency in training",
             "Spearman's ρ",
             MADE_OF,
         ),

@@ -8,13 +8,13 @@ from jaxtyping import Float
 
 from sinkscope.sinks.definition import visible_query_mean
 from sinkscope.statistics.intervals import depth_slope, mean, product, ratio
+from sinkscope.statistics.movement import FEW
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers, over_steps
 from sinkscope.statistics.step import RecordedStep
 from sinkscope.statistics.thresholds import EPSILONS, UNITS, Threshold
 
 DEPTH = "deeper layers have fewer, stronger sinks (Fig. 5)"
-FEW = "few tokens take most attention (Fig. 3, 9)"
 GU_THRESHOLD = 0.3
 LEAST_QUERIES = 64
 """Queries that must see a key of a causal model before its mean α counts in a rate, as Gu et al. take theirs over 64
@@ -23,14 +23,9 @@ tokens; means of a few queries are often large: the newest key has one query, it
 
 @dataclass(frozen=True, eq=False)
 class Evenness:
-    """Spread of the attention of each head over the keys, in one step or in all.
-
-    Attributes:
-        entropy: of the columns, over that of equal columns: 0 where one has all, 1 where all are equal (or 0).
-        gini: Gini coefficient: 0 where all columns are equal, 1 − 1/S where one has all.
-        over_third: 1 where any key's mean α exceeds 0.3, else 0 (Gu et al., arXiv 2410.10781); in causal models any key
-            that 64 queries see, NaN where there is none.
-        first_over_third: the same of the first token alone, however many queries see it.
+    """Spread of the attention of each head over the keys: entropy over that of equal columns; Gini coefficient; 1 where
+    any key's mean α exceeds 0.3 (Gu et al., arXiv 2410.10781), of a causal model one that 64 queries see, NaN without;
+    and the same of the first token, however many queries see it.
     """
 
     entropy: Float[np.ndarray, "*step layer head"]
@@ -43,10 +38,11 @@ class Evenness:
         columns, total = step.columns.sums, step.columns.total
         queries = np.maximum(step.queries, 1)[:, None]
         of_any, of_first = step.columns.at_top(columns) / queries, columns[..., 0] / queries
-        if step.settings.causal and not step.settings.crossing:
-            alpha, keys = visible_query_mean(columns, causal=True), step.length - LEAST_QUERIES + 1
-            of_any = alpha[..., :keys].max(axis=-1) if keys > 0 else np.full_like(of_any, np.nan)
-            of_first = alpha[..., 0]
+        if step.reach is not None:
+            alpha = visible_query_mean(columns, True, step.reach)
+            seen = np.minimum(step.length - np.arange(step.length), step.reach[:, None])[:, None]
+            of_any = np.where(seen >= LEAST_QUERIES, alpha, -1).max(axis=-1)
+            of_any, of_first = np.where(of_any < 0, np.nan, of_any), alpha[..., 0]
         over, first_over = (
             np.where(np.isnan(one), one, one > GU_THRESHOLD).astype(np.float32) for one in (of_any, of_first)
         )
@@ -69,28 +65,20 @@ class Concentration(Statistic):
         "concentration.sinks_per_head": Definition("sinks per step and head", "sinks", DEPTH),
         "concentration.share_on_sinks": Definition("attention that lies on sinks", "share", FEW),
         "concentration.layers_without": Definition("steps × layers in which no head has a sink", "share", DEPTH),
-        "concentration.number_by_depth": Definition(
-            "slope of sinks per head from the first (0) to the last layer (1)", "sinks", DEPTH
-        ),
-        "concentration.strength_by_depth": Definition(
-            "slope of the main sink's column from the first (0) to the last layer (1)", "queries", DEPTH
-        ),
+        "concentration.number_by_depth": Definition("slope of sinks, first (0) to last layer (1)", "sinks", DEPTH),
+        "concentration.strength_by_depth": Definition("the same of the main sink's column", "queries", DEPTH),
         "concentration.strength": Definition("column of the main sink, where there is one", "queries", DEPTH),
         "concentration.entropy": Definition("entropy of the columns, divided by that of equal columns", "share", FEW),
         "concentration.gini": Definition("Gini coefficient of the columns", "0 to 1", FEW),
         "concentration.gu_rate": Definition(
-            "steps × layers × heads in which a key's mean α exceeds 0.3 (Gu et al., Sink_*); in causal models "
-            "only keys that 64 queries see",
+            f"steps × heads in which a key (of causal models one that {LEAST_QUERIES} queries see) has a mean α > 0.3 "
+            "(Gu et al., Sink_*)",
             "share",
             FEW,
         ),
-        "concentration.gu_rate_first": Definition(
-            "the same for the first token alone (Sink_1), over the queries that see it", "share", FEW
-        ),
+        "concentration.gu_rate_first": Definition("the same for the first token alone (Sink_1)", "share", FEW),
         "epsilon.not_sinks": Definition(
-            "tokens × heads × steps that are no sinks at ε = 0, ½, … 10, for all canvases and by their length",
-            "share",
-            "≥ 96 % at ε = 3 (Fig. 10)",
+            "columns that are no sinks at ε = 0, ½, … 10", "share", "≥ 96 % at 3 (Fig. 10)"
         ),
     }
 

@@ -1,11 +1,7 @@
 """Sinks of groups of queries: do masked and unmasked queries keep separate sinks, and whose is the head's (Fig. 6a)?
 
-The sink of a group of queries is the key with the largest mean column of these queries. Eq. 3 in queries' worth can
-never hold for three queries, so a group counts only from 8 queries on, and its mean column is scaled to the whole
-canvas before Eq. 3 is applied: the columns there would be if all queries attended as the group does.
-
-A trace keeps the columns of all queries, of the masked ones and, maybe, of the prompt's; those of unmasked and of
-written queries (unmasked, but not the prompt's) are differences.
+The mean column of a group of 8 queries or more is scaled to the whole canvas before Eq. 3 is applied, which in queries'
+worth can never hold for three. Columns of unmasked and written queries (no prompt's) are differences of those recorded.
 """
 
 from dataclasses import dataclass
@@ -32,14 +28,9 @@ SPLIT = "masked and unmasked queries keep separate sinks and switch over (Fig. 6
 class GroupSinks:
     """The sink of each group of queries, in one step or in all; the axis ``group`` is as `GROUPS`.
 
-    Attributes:
-        position: key with the largest mean column of the group, ties to the lower one; −1 with fewer than 8 queries, −2
-            where its columns were not recorded.
-        excess: of that column over the mean of the others, scaled to the whole canvas, in queries' worth; percent: in
-            percent of the sum of the group's columns.
-        clarity: how much more of a query's attention the sinks of masked and of unmasked queries get from their own
-            group than from the other, the smaller of the two. NaN where they are one key, or a group is small.
-        own_attention: of the query at the head's largest column on itself; other_attention: mean of all other queries.
+    Its position: −1 with fewer than 8 queries, −2 where not recorded; its excess, scaled to the whole canvas; clarity:
+    how much more of a query's attention the sinks of masked and unmasked queries get from their own group, the smaller
+    one, NaN where they are one key; self-attention of the query at the largest column, and the mean of the others.
     """
 
     position: Int[np.ndarray, "*step group layer head"]
@@ -100,30 +91,20 @@ class Groups(Statistic):
 
     order = 6
     definitions: ClassVar = {
-        "groups.both": Definition(
-            "steps × heads in which masked and unmasked queries, at least 8 of each, both have a sink", "share", SPLIT
-        ),
+        "groups.both": Definition("steps × heads in which masked and unmasked queries have a sink", "share", SPLIT),
         "groups.split": Definition("of those, where the two groups have different sinks", "share", SPLIT),
         "groups.split_from_prompt": Definition("the same for masked queries and the prompt's", "share", SPLIT),
         "groups.split_from_written": Definition("the same for masked queries and written ones", "share", SPLIT),
         "groups.split_prompt_written": Definition("the same for the prompt's queries and written ones", "share", SPLIT),
         "groups.persistence": Definition(
-            "how much more often a group's sink is, one step later, that group's sink again than the other group's; 0 "
-            "by chance",
-            "share",
-            SPLIT,
+            "how much more often a group's sink is its own sink than the other's one step later", "share", SPLIT
         ),
-        "groups.follows_masked": Definition(
-            "of the splits, where the head's largest column is the masked queries' sink", "share", SPLIT
-        ),
-        "groups.self_share": Definition(
-            "part of the largest sink's column that comes from its own query", "share", "Fig. 4b"
-        ),
+        "groups.follows_masked": Definition("splits where the largest column is the masked ones' sink", "share", SPLIT),
+        "groups.self_share": Definition("part of the largest sink's column from its own query", "share", "Fig. 4b"),
         "groups.self_attention_absorbed": Definition(
-            "slope of the other queries' self-attention, relative to what the sink leaves, against the sink's share, "
-            "within heads; negative: the sink takes it first",
+            "slope of the other queries' self-attention, of what the sink leaves, against its share, within heads",
             "share per share",
-            "the sink absorbs the self-attention of its queries (Fig. 4b)",
+            "the sink absorbs the self-attention of its queries (Fig. 4b): below 0",
         ),
     }
 

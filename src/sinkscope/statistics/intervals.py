@@ -1,9 +1,7 @@
 """Means of numbers that may be missing (NaN), and their intervals over prompts: the BCa bootstrap, for many at once.
 
-The unit of evidence is the prompt: steps follow each other and all heads see the same commits, so neither counts as
-a repetition. All statistics are resampled with the same draws of prompts. A bootstrap of few values is too narrow, so
-percentiles are taken further out, at Φ(√(n/(n−1))·t) of Student's t with n − 1 degrees of freedom instead of at 2.5 %
-(Hesterberg, arXiv 1411.5279); benchmarks/RESULTS.md has the coverage.
+A bootstrap of few values is too narrow, so percentiles are taken further out, at Φ(√(n/(n−1))·t) of Student's t with
+n − 1 degrees of freedom (Hesterberg, arXiv 1411.5279); benchmarks/RESULTS.md has the coverage.
 """
 
 import math
@@ -81,12 +79,7 @@ class Means:
 def interval_of_means(
     values: Float[np.ndarray, "prompt statistic"], resamples: int = RESAMPLES, seed: int = 0
 ) -> Means:
-    """Return the mean of every statistic over prompts with its BCa interval, of width 0 where all prompts agree.
-
-    Args:
-        values: one row a prompt; NaN where a prompt has no value, which leaves it out of that mean.
-        resamples: draws of prompts with replacement.
-    """
+    """Return the mean of every statistic over the prompts that have it (not NaN) with its BCa interval."""
     values = np.asarray(values, dtype=np.float64)
     there = ~np.isnan(values)
     prompts = there.sum(axis=0)
@@ -152,11 +145,8 @@ def interval_of_difference(
     paired: bool,
     seed: int = 0,
 ) -> Means:
-    """Return second minus first, of means over prompts.
-
-    Args:
-        paired: both sets hold the same prompts in the same order: the interval is that of the mean of the differences
-            (BCa). Otherwise both are resampled on their own (percentile).
+    """Return second minus first, of means over prompts: with the BCa interval of the differences where both sets are
+    ``paired``, the same prompts in order, else from resamples of each (percentile).
     """
     if paired:
         return interval_of_means(second - first, seed=seed)

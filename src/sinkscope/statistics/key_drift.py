@@ -22,11 +22,8 @@ def drift_document(
     counts: Sequence[Float[np.ndarray, "lag class layer kv_head"]],
     lags: Sequence[int],
 ) -> dict[str, Any]:
-    """Return the means of every measure as plain values: by layer with intervals over prompts, and by layer and head.
-
-    Args:
-        sums: of each prompt, over its steps and positions; counts: how many there were.
-        lags: in steps.
+    """Return the means of every measure as plain values: by layer with intervals over prompts, and by layer and head;
+    from sums of each prompt over its steps and positions, their counts, and the lags in steps.
     """
     values = np.stack([ratio(one, count) for one, count in zip(sums, counts, strict=True)])
     there = ~np.isnan(values)

@@ -1,9 +1,7 @@
 """Triggers of moves: a commit at the position left or entered, a block change, or neither, against shifted commits.
 
-A move at step t is seen beside the commits of step t − 1, which is what changed on the canvas in between. The null
-shifts the commit times of a prompt circularly, block changes with them: the rhythm of the commits and of the moves stay
-as they are, only their alignment is lost. Shifts go around the transitions between steps, of which there is one less
-than steps: a commit in the last step can trigger nothing and is left out.
+A move at step t is seen beside the commits of step t − 1. The null shifts the commit times of a prompt circularly in
+the transitions between steps, block changes with them: only the alignment of commits and moves is lost.
 """
 
 import zlib
@@ -55,16 +53,10 @@ def trigger_shares(
     written: Int[np.ndarray, "step position"],
     blocks: Int[np.ndarray, " step"] | None,
 ) -> Float[np.ndarray, "trigger shift"] | None:
-    """Return the share of the moves with each trigger of `TRIGGERS` under every circular shift of the commits, shift 0
-    as it was; None where nothing moves.
+    """Return the share of the moves with each trigger under every circular shift of the commits, shift 0 as it was.
 
-    own      the position left or the position entered was committed in the step before
-    left     the position left was; entered: the position entered was
-    block    not own, and the block in which tokens are committed changed with the step
-    neither  none of these
-
-    Args:
-        blocks: number of the block of each step; None without blocks.
+    own: the position left or entered was committed in the step before; left, entered: that one was; block: not own, and
+    the block changed with the step; neither: none of these. None where nothing moves; ``blocks``: of each step.
     """
     transitions = len(main) - 1
     step, layer, head = np.nonzero((main[1:] >= 0) & (main[:-1] >= 0) & (main[1:] != main[:-1]))

@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from sinkscope.sinks.drift import FRONTIERS, IsSink, MainMoves, block_edges, blocks_of, relative_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
+from sinkscope.sinks.followed_columns import uncounted
 from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas
@@ -17,6 +18,9 @@ from sinkscope.statistics.thresholds import Threshold
 
 HEAD_KINDS = (*KINDS, "none")
 DEPTH = "deeper layers have fewer, stronger sinks (Fig. 5)"
+FEW = "few tokens take most attention (Fig. 3, 9)"
+PER = "per head with a sink in two steps or more"
+SLOPE, SPEED = "least-squares slope of the main sink's position over the steps", "positions per step"
 MOVING = "moving sinks: the position changes over steps, or the sink vanishes (§4.2, Fig. 7)"
 DRIFT = "LLaDA drifts right as blocks are denoised, Dream left, MMaDA stays (§4.2, Fig. 1, 7, 8)"
 
@@ -26,15 +30,9 @@ class Movement(Statistic):
 
     order = 1
     definitions: ClassVar = {
-        "movement.steps_with_sink": Definition(
-            "steps × heads with a sink", "share", "few tokens take most attention (Fig. 3, 9)"
-        ),
-        "movement.moves_per_head": Definition(
-            "moves of the main sink, per head with a sink in at least two steps", "moves", MOVING
-        ),
-        "movement.swaps_per_head": Definition(
-            "swaps of the main sink with another sink, per head with a sink in at least two steps", "swaps", "none"
-        ),
+        "movement.steps_with_sink": Definition("steps × heads with a sink", "share", FEW),
+        "movement.moves_per_head": Definition(f"moves of the main sink, {PER}", "moves", MOVING),
+        "movement.swaps_per_head": Definition(f"swaps of the main sink with another sink, {PER}", "swaps", "none"),
         "movement.swaps": Definition("swaps per head of one layer", "swaps", "none"),
         "movement.moves": Definition("moves per head of one layer", "moves", MOVING),
         "movement.distance": Definition("mean distance of a move", "positions", MOVING),
@@ -43,24 +41,12 @@ class Movement(Statistic):
         "movement.track_steps": Definition("mean length of a track, over all sinks", "steps", MOVING),
         "movement.tracks": Definition("tracks of each kind", "share of tracks", MOVING),
         "movement.longest_track": Definition("heads by the kind of their longest track", "share of heads", MOVING),
-        "movement.drift": Definition(
-            "least-squares slope of the main sink's position over the steps, mean over heads",
-            "positions per step",
-            DRIFT,
-        ),
-        "movement.drift_median": Definition("the same, median over heads", "positions per step", DRIFT),
+        "movement.drift": Definition(f"{SLOPE}, mean over heads", SPEED, DRIFT),
+        "movement.drift_median": Definition("the same, median over heads", SPEED, DRIFT),
         "movement.drift_right": Definition("heads whose main sink drifts to the right", "share of heads", DRIFT),
-        "movement.drift_relative": Definition(
-            "slope of the main sink's position minus the position of a frontier of the masks, mean over heads",
-            "positions per step",
-            DRIFT,
-        ),
-        "movement.drift_by_depth": Definition(
-            "slope of a layer's drift from the first (0) to the last layer (1)", "positions per step", DRIFT
-        ),
-        "movement.moves_by_depth": Definition(
-            "slope of a layer's moves per head from the first (0) to the last layer (1)", "moves", DEPTH
-        ),
+        "movement.drift_relative": Definition(f"{SLOPE}, minus that of a frontier of the masks", SPEED, DRIFT),
+        "movement.drift_by_depth": Definition("slope of a layer's drift, first (0) to last layer (1)", SPEED, DRIFT),
+        "movement.moves_by_depth": Definition("the same of a layer's moves per head", "moves", DEPTH),
     }
 
     def values(self, prompt: PromptSummary) -> Values:
@@ -69,7 +55,10 @@ class Movement(Statistic):
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             main, is_sink = prompt.main_at(threshold), prompt.is_sink_at(threshold)
             of_threshold = {name: counts[prompt.thresholds.index(threshold)] for name, counts in kinds.items()}
-            return main_sink_values(main, prompt.canvas, is_sink) | _kind_values(**of_threshold)
+            values = main_sink_values(main, prompt.canvas, is_sink) | _kind_values(**of_threshold)
+            if prompt.steps - prompt.uncounted < 2:  # too short to tell how long sinks last
+                values |= {key: np.nan for key in values if "track" in key[0] or "residence" in key[0]}
+            return values
 
         return at_thresholds(prompt, values_at)
 
@@ -87,13 +76,14 @@ def drift_values(family: str, found: MainMoves) -> Values:
 def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCanvas, is_sink: IsSink) -> Values:
     """Return the movement of main sinks, −1 where Eq. 3 does not hold."""
     there, found = main >= 0, MainMoves.of(main, is_sink)
+    counted = there[uncounted(canvas.settings.causal, len(main)) :]
     begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
     moves, swaps = (np.where(np.isnan(found.drift), np.nan, one) for one in (found.moves, found.swaps))
     travelled = np.abs(found.distance).sum(axis=0)
     distances = [quotient(*one) for one in zip(travelled.sum(axis=1), found.moves.sum(axis=1), strict=True)]
     stays = [quotient(*one) for one in zip(there.sum(axis=(0, 2)), begun.sum(axis=1), strict=True)]
     values: Values = {
-        ("movement.steps_with_sink", ()): float(there.mean()),
+        ("movement.steps_with_sink", ()): float(counted.mean()),
         ("movement.moves_per_head", ()): mean(moves),
         ("movement.swaps_per_head", ()): mean(swaps),
         ("movement.distance", ()): quotient(travelled.sum(), found.moves.sum()),
@@ -129,12 +119,12 @@ def track_kinds(prompt: PromptSummary) -> dict[str, Int[np.ndarray, "threshold l
         candidates, layers = prompt.followed.of_layers(first, last), last - first
         for number, threshold in enumerate(prompt.thresholds):
             sinks, at = candidates.at(threshold), (number, slice(first, last))
-            rows = (sinks.step, sinks.head, sinks.key)
-            found = find_episodes(*rows, prompt.steps, prompt.tolerance, short_too=False, ordered=True)
+            rows, steps = (sinks.step - prompt.uncounted, sinks.head, sinks.key), prompt.steps - prompt.uncounted
+            found = find_episodes(*rows, steps, prompt.tolerance, short_too=False, ordered=True)
             place = found.head // heads * kinds + found.kind
             tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
             lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
-            rank = found.head * (prompt.steps + 1) - found.durations
+            rank = found.head * (steps + 1) - found.durations
             order = np.argsort(rank, kind="stable")  # ties to the track that comes first
             _, begins = np.unique(found.head[order], return_index=True)
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)

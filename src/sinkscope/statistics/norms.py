@@ -1,10 +1,7 @@
 """Norms of sinks (paper 2, Fig. 1): are they small in value space, so that attending to one is close to a no-op?
 
-A query head reads the value and key norms of its kv head; all heads share the norms of the hidden state. The
-contribution of a token to all queries together is its column sum times its value norm, c_j·‖v_j‖.
-
-Value norms are taken in front of the output projection, which may shrink some directions and stretch others; the output
-norm ‖W_O^h v_j‖ behind it (Kobayashi et al., arXiv 2004.10102), where the contribution is c_j·‖W_O^h v_j‖.
+The contribution of a token is its column times its value norm, c_j·‖v_j‖; or c_j·‖W_O^h v_j‖ behind the output
+projection, which may shrink some directions and stretch others (Kobayashi et al., arXiv 2004.10102).
 """
 
 from dataclasses import dataclass
@@ -22,8 +19,6 @@ from sinkscope.statistics.thresholds import Threshold
 NORM_KINDS = ("value", "key", "hidden", "contribution")
 OUTPUT = len(NORM_KINDS)
 """Where the output norms stand behind `NORM_KINDS` in a `StepNorms`."""
-LARGE = 1e30
-"""Beyond it, a norm times the queries of a canvas may leave float32."""
 NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, Fig. 1)"
 
 
@@ -59,12 +54,8 @@ class Moments:
 class StepNorms:
     """Norms of one step, or of all; kinds are `NORM_KINDS`, then output norms; NaN where a norm was not recorded.
 
-    Attributes:
-        of_sinks, of_all: number, sum and sum of squares, over heads and positions.
-        above: of value, key, hidden and output norms, the share of the other tokens whose norm is above that of the
-            head's largest column.
-        on_sinks: share of Σ_j c_j·‖v_j‖ that comes from sinks, and that of Σ_j c_j·‖W_O v_j‖.
-        given: these sums.
+    Moments (number, sum, sum of squares); the share of other tokens whose norm is above that of the largest column; the
+    ``given`` sums Σ_j c_j·‖v_j‖ and Σ_j c_j·‖W_O v_j‖, and the share of them from sinks.
     """
 
     of_sinks: Float[np.ndarray, "*step threshold kind moment layer"]
@@ -89,8 +80,6 @@ class StepNorms:
             norms, place = step.norms[name], OUTPUT if name == OUTPUT_NORMS else kind
             shared = heads // norms.shape[1]
             known, there = np.nan_to_num(norms), ~np.isnan(norms)
-            if known.max(initial=0.0) > LARGE:
-                known = known.astype(np.float64)
             total = known.sum(axis=(1, 2), dtype=np.float64)
             of_all[place] = shared * np.stack([np.count_nonzero(there, axis=(1, 2)), total, _sum_of_squares(known)])
             at = known[sinks.layer, sinks.head // shared, sinks.key].astype(np.float64)
@@ -161,14 +150,9 @@ class Norms(Statistic):
 
     order = 9
     definitions: ClassVar = {
-        "norms.contribution": Definition(
-            "part of Σ_j c_j·‖v_j‖ that comes from sinks, in heads with one", "share", NOOP
-        ),
+        "norms.contribution": Definition("part of Σ_j c_j·‖v_j‖ from sinks, in heads with one", "share", NOOP),
         "norms.contribution_over_attention": Definition(
-            "contribution of the sinks, divided by what it would be with their head's mean value norm, weighted by "
-            "attention; below 1: a step towards a no-op",
-            "ratio",
-            NOOP,
+            "that, over what it would be with the head's mean value norm; below 1: smaller values", "ratio", NOOP
         ),
     }
     for _kind, _what in (("value", "value norm"), ("key", "key norm"), ("hidden", "norm of the hidden state")):
@@ -183,12 +167,8 @@ class Norms(Statistic):
         "norms.output_norm_of_sinks": Definition("mean output norm ‖W_O v‖ of sinks", "norm", NOOP),
         "norms.output_norm_of_others": Definition("mean output norm of all other tokens", "norm", NOOP),
         "norms.output_norm_auc": _above("output norm"),
-        "norms.output_contribution": Definition(
-            "part of Σ_j c_j·‖W_O v_j‖ that comes from sinks, in heads with one", "share", NOOP
-        ),
-        "norms.output_contribution_over_attention": Definition(
-            "the same behind the output projection, with the head's mean output norm", "ratio", NOOP
-        ),
+        "norms.output_contribution": Definition("part of Σ_j c_j·‖W_O v_j‖ from sinks", "share", NOOP),
+        "norms.output_contribution_over_attention": Definition("that, over the mean output norm's", "ratio", NOOP),
     }
 
     def keep(self, step: RecordedStep) -> StepNorms:

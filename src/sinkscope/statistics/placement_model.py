@@ -1,10 +1,7 @@
 """Semantic or positional: a conditional-logit model of the position of the canvas at which a main sink is placed.
 
-    P(main sink at j in step t) = exp(β·x_tj) / Σ_k exp(β·x_tk)
-
-with three blocks of features: the class of an unmasked token; its place (left, right, frontier); whether it is masked.
-A block is worth the bits per choice that held-out prompts lose when the model is fitted without it. Heads share the
-coefficients: the model describes where sinks stand on the canvas, not which head puts them there.
+P(main sink at j in step t) = exp(β·x_tj) / Σ_k exp(β·x_tk), with three blocks of features: class of an unmasked token;
+place (left, right, frontier); mask or not. A block is worth the bits per choice that held-out prompts lose without it.
 """
 
 from collections.abc import Sequence

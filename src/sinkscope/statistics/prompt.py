@@ -14,14 +14,16 @@ from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.drift import IsSink
-from sinkscope.sinks.followed_columns import WINDOW
-from sinkscope.sinks.tracking import check_tolerance, fill_dips
+from sinkscope.sinks.definition import uniform_rows
+from sinkscope.sinks.followed_columns import WINDOW, uncounted
+from sinkscope.sinks.tracking import MainPlace, check_tolerance, fill_dips, main_place
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import (
     LINEAR_BINS,
     Candidates,
     FollowedSinks,
     RecordedStep,
+    SummedColumns,
     count_above,
     count_far,
     count_quarters,
@@ -37,7 +39,7 @@ Keep = Callable[[RecordedStep], Any]
 class StepSummary:
     """The numbers kept of a step, or of all: sinks of each head and their share of its attention; position and size of
     the largest column, and the sum of all, in queries' worth; and of the largest column followed its position, size and
-    excess over the mean of the others.
+    excess.
     """
 
     counts: Int[np.ndarray, "*step threshold layer head"]
@@ -74,20 +76,16 @@ class PromptSummary:
     """One prompt.
 
     *Column sums* are those of all queries; how many sinks there are and how strong is read from them. In *followed
-    columns* sinks are followed from step to step: column sums again, but for autoregressive models and block diffusion
-    the columns of the 16 newest queries. The main sink is the largest followed column where Eq. 3 holds for it.
+    columns*, of causal models and block diffusion those of the 16 newest queries, sinks are followed. The main sink is
+    the largest followed column where it is a sink (by the rule ``uniform`` that of the largest excess).
 
     Attributes:
         thresholds: at which statistics are computed; ``counted_at``: at which sinks were counted, maybe more.
-        tolerance: steps without a sink that a track and a main sink survive.
-        by_step: `StepSummary` of all steps, [step, …].
         tally: how often each position is a sink, over layers and heads.
         above: how many columns exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`.
-        quarters: column sums in bins of a quarter of a query's worth, from 0 upwards.
-        far: those from 64 queries' worth on, in the wider bins that many prompts share.
+        quarters: column sums in bins of a quarter of a query's worth; ``far``: from 64 on, in the bins of many prompts.
         mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
-        kept_records: {class: records that statistics keep, of all steps}.
-        known_from: the least ε, in each of `thresholds.UNITS`, at which no column that was not kept can be a sink.
+        known_from: the least ε, in each unit, at which no column that was not kept can be a sink.
     """
 
     canvas: PromptCanvas = field(repr=False)
@@ -107,6 +105,11 @@ class PromptSummary:
     @property
     def steps(self) -> int:
         return self.by_step.top.shape[0]
+
+    @property
+    def uncounted(self) -> int:
+        """The first steps, in which sinks are not followed (see `followed_columns.uncounted`)."""
+        return self.followed.uncounted
 
     @property
     def layers(self) -> int:
@@ -160,7 +163,13 @@ class PromptSummary:
     def main_at(self, threshold: Threshold) -> Int[np.ndarray, "step layer head"]:
         """Return the position of each head's main sink, −1 without one; dips up to the tolerance are filled."""
         size = self.by_step.main_excess if threshold.unit == "queries" else self.by_step.main_percent
-        return fill_dips(np.where(size > threshold.excess, self.by_step.main_position, -1), self.tolerance)
+        there = (size > threshold.excess) & (np.arange(self.steps) >= self.uncounted)[:, None, None]
+        return fill_dips(np.where(there, self.by_step.main_position, -1), self.tolerance)
+
+    def main_place(self, threshold: Threshold) -> MainPlace | None:
+        """Return where most heads have their main sink."""
+        counted = slice(self.uncounted, None)
+        return main_place(self.main_at(threshold)[counted], self.mean_columns[counted], self.canvas.tokens[counted])
 
     def is_sink_at(self, threshold: Threshold) -> IsSink:
         """Return the function that says whether followed columns are sinks."""
@@ -191,24 +200,26 @@ class PromptFeed:
         return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and without positions beyond the
-        canvas, into which the caller may write afterwards.
-
-        Raises:
-            CallError: columns that are not finite or not those of the canvas, or a canvas that shrank.
+        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and positions beyond the canvas;
+        CallError for columns that are not finite or not those of the canvas, or a canvas that shrank.
         """
         settings, length = self.settings, arrays["column_sums"].shape[-1]
         before = len(self._canvas[-1][0]) if self._canvas else 0
         if length < before and (settings.causal or length < settings.prompt_length):  # no answer is left of diffusion
             found = f"{length} tokens behind a step of {before}"
             raise CallError(f"expected a canvas that grows, found {found}; record each text by itself")
-        newest = arrays.get("newest_columns")
+        newest = None
         if settings.causal:  # a key that came later counts 0 for the queries before it
-            self._rows.append(np.array(arrays["last_query"], np.float32))
+            row = np.array(arrays["last_query"], np.float32)
+            self._rows.append(np.concatenate([row, uniform_rows(row)], axis=1))
             summed = np.zeros(self._rows[-1].shape, np.float64)
             for row in self._rows:
                 summed[..., : row.shape[-1]] += row
-            newest = summed.astype(np.float32)
+            uniform = summed[:, -1:] if settings.rule == "uniform" else None
+            rows, filled = summed[:, :-1].astype(np.float32), len(self._rows) / WINDOW
+            newest = SummedColumns.of(rows, self.thresholds, uniform, filled)
+        elif "newest_columns" in arrays:
+            newest = SummedColumns.of(arrays["newest_columns"], self.thresholds)
         step = RecordedStep.of(arrays, self.thresholds, settings, newest)
         columns = step.columns
         self._canvas.append((step.tokens, step.masked, step.written))
@@ -229,16 +240,11 @@ class PromptFeed:
                 records.append(record)
         if (kept := settings.kept) is not None and kept < length:
             for one in (columns, *([] if settings.causal else [step.followed])):
-                sizes = zip(self._known_from, (one.excess, one.percent), strict=True)
-                least = [max(known, np.partition(size, -kept, axis=-1)[..., -kept].max()) for known, size in sizes]
-                self._known_from = (float(least[0]), float(least[1]))
+                least = map(max, self._known_from, one.least_known(kept))
+                self._known_from = (next(least), next(least))
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
-        """Return the summary of all steps taken in; ``vocabulary``: {token: how it reads}, for the classes of tokens.
-
-        Raises:
-            SinkscopeError: no step was taken in.
-        """
+        """Return the summary of all steps; ``vocabulary``: {token: how it reads}. SinkscopeError without a step."""
         if not self._canvas:
             raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
         width, steps = max(len(tokens) for tokens, _, _ in self._canvas), len(self._canvas)
@@ -259,7 +265,11 @@ class PromptFeed:
             quarters=self._quarters,
             far=self._far,
             mean_columns=means,
-            followed=FollowedSinks([candidates for *_, candidates in self._kept], *by_step.top.shape[1:]),
+            followed=FollowedSinks(
+                [candidates for *_, candidates in self._kept],
+                *by_step.top.shape[1:],
+                uncounted(self.settings.causal, steps),
+            ),
             kept_records={kind: stack_steps(records) for kind, (_, records) in self._records.items()},
             known_from=self._known_from,
         )

@@ -10,6 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from sinkscope.errors import CallError
+from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.finding import rule_of
 from sinkscope.sinks.followed_columns import zeroes
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.traces.format import attends_elsewhere, block_of
@@ -20,14 +22,10 @@ class PromptSettings:
     """Settings that are known before the first step of a prompt.
 
     Attributes:
-        prompt_length: 0 where unknown.
-        block: tokens of a block of the sampler; None for samplers without blocks.
-        mask_id: the mask token; special_ids: other tokens that are special.
         training: {token: how often it stands in the training corpus}; None if unknown.
         kept: how many of the largest columns of each head were kept; None for all.
-        crossing: whether the keys are another stack's tokens.
-        aligned: whether blocks stand at multiples of ``block``, as in block diffusion, not behind the prompt.
-        zeroed: whether a rule zeroed weights, so that columns do not tell how many queries there are.
+        crossing: whether the keys are another stack's tokens; aligned: whether blocks stand at multiples of ``block``.
+        zeroed: whether weights were zeroed, so that columns do not tell how many queries there are.
     """
 
     causal: bool = False
@@ -40,6 +38,7 @@ class PromptSettings:
     crossing: bool = False
     aligned: bool = False
     zeroed: bool = False
+    rule: Rule = "eq3"
 
     def __post_init__(self) -> None:
         if self.training is not None and not any(count > 0 for count in self.training.values()):
@@ -51,7 +50,11 @@ class PromptSettings:
 
     @classmethod
     def of(
-        cls, causal: bool, manifest: Mapping[str, Any], training: Mapping[int, int] | None = None
+        cls,
+        causal: bool,
+        manifest: Mapping[str, Any],
+        training: Mapping[int, int] | None = None,
+        rule: Rule | None = None,
     ) -> "PromptSettings":
         special = [manifest.get("eos_id"), *(manifest.get("special_ids") or ())]
         return cls(
@@ -65,6 +68,7 @@ class PromptSettings:
             # Settings that only samplers of block diffusion have.
             aligned=not {"block_steps", "small_block"}.isdisjoint(manifest.get("sampler") or {}),
             zeroed=zeroes(manifest),
+            rule=rule_of(causal, attends_elsewhere(manifest), rule),
         )
 
     @property
@@ -74,14 +78,10 @@ class PromptSettings:
 
 @dataclass(frozen=True, eq=False)
 class PromptCanvas:
-    """The canvas of one prompt over all steps.
+    """The canvas of one prompt over all steps; tokens are −1 beyond ``lengths`` and where unknown, written where none.
 
     Attributes:
-        tokens: −1 beyond ``lengths``, and where they are unknown.
-        written: token committed in the step, −1 where none; None where not recorded.
-        vocabulary: {token: how it reads}, as far as known.
-        token_ids: the distinct tokens, in rising order; −1 among them where the input were states.
-        token_counts: how often each of ``token_ids`` stands on the canvas, over all steps.
+        token_ids: the distinct tokens, in rising order, and how often each stands on the canvas, over all steps.
         token_indices: the canvas as indices into ``token_ids``; −1 beyond ``lengths``.
         token_classes: number in `token_classes.CLASSES` of each of ``token_ids``.
     """

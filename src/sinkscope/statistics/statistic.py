@@ -18,6 +18,7 @@ import numpy as np
 
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.extension_points import find_kinds
+from sinkscope.sinks.definition import Rule
 from sinkscope.sinks.finding import Recorded
 from sinkscope.statistics.intervals import thirds
 from sinkscope.statistics.prompt import PromptFeed, PromptSummary
@@ -55,14 +56,9 @@ class Definition:
 
 
 class Statistic(ABC):
-    """A family of numbers that every prompt has by itself.
+    """A family of numbers that every prompt has by itself; ``order``: where tables show the family.
 
-    Names that end in ``_in`` are those of every layer, in ``_over_steps`` of each third of the steps; they share the
-    definition of the name without the ending.
-
-    Attributes:
-        definitions: {name: its definition}, in the order in which tables show them.
-        order: where tables show the family.
+    A name that ends in ``_in`` is that of every layer, in ``_over_steps`` of each third of the steps.
     """
 
     definitions: ClassVar[Mapping[str, Definition]]
@@ -101,11 +97,7 @@ def over_steps(name: str, steps: int, number: Callable[[slice], float]) -> Value
 
 @cache
 def all_statistics() -> tuple[Statistic, ...]:
-    """Return one of each statistic, in the order of tables.
-
-    Raises:
-        CallError: two statistics define one name, or an entry point brings none.
-    """
+    """Return one of each statistic, in the order of tables; CallError where two define one name, or a plugin none."""
     expected, here = "a class that extends Statistic, or a module with one", "sinkscope.statistics"
     kinds = find_kinds(here, Statistic, lambda kind: not inspect.isabstract(kind), here, expected)
     found = sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__))
@@ -139,11 +131,7 @@ def order_of(name: str) -> int:
 
 
 def values_of(prompt: PromptSummary) -> Values:
-    """Return all numbers of one prompt; NaN too where the columns that ``keep="top"`` kept do not tell.
-
-    Raises:
-        CallError: a number without a definition.
-    """
+    """Return all numbers of one prompt; NaN too where the columns that ``keep="top"`` kept do not tell."""
     values: Values = {}
     for one in all_statistics():
         found = one.values(prompt)
@@ -184,13 +172,9 @@ def summarise(
     thresholds: Sequence[Threshold] = THRESHOLDS,
     tolerance: int = 0,
     training: Mapping[int, int] | None = None,
+    rule: Rule | None = None,
 ) -> PromptSummary:
-    """Return the summary of a trace, which is read once, a few steps at a time; arguments as those of `analyse`.
-
-    Raises:
-        CallError: a threshold that never holds, a tolerance below 0, or columns that are not finite.
-        SinkscopeError: a trace without a whole step.
-    """
+    """Return the summary of a trace, read a few steps at a time; arguments and errors as those of `analyse`."""
     trace = as_trace(trace)
     expect_steps(trace, "analyse")
     usual = max(THRESHOLDS).excess  # taken for every trace: a short one, of a few tokens, has no sinks then
@@ -200,7 +184,7 @@ def summarise(
     manifest, kept = held(trace, "manifest") or {}, None
     if isinstance(trace, Trace) and "column_sums" not in trace.tensors:
         kept = trace.top_column_sums.shape[-1]
-    settings = replace(PromptSettings.of(bool(trace.causal), manifest, training), kept=kept)
+    settings = replace(PromptSettings.of(bool(trace.causal), manifest, training, rule), kept=kept)
     feed = feed_of(settings, thresholds, tolerance)
     for step in recorded_steps(trace):
         feed.feed(step)

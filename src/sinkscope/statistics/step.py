@@ -1,4 +1,4 @@
-"""One recorded step of one prompt with what Eq. 3 says of it, and the sinks that are followed over all its steps.
+"""One recorded step of one prompt with its sinks, and the sinks that are followed over all its steps.
 
 A few columns in a hundred are candidates, sinks at the loosest threshold; every statistic of sinks, at every threshold,
 is read from this short list. The histogram of one prompt has exact quarters of a query's worth, that of many prompts a
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from sinkscope.axes import by_query_head, lacks_key_heads
 from sinkscope.errors import CallError
-from sinkscope.sinks.definition import excess_of, in_unit
+from sinkscope.sinks.definition import excess_in, reach_of, uniform_columns
 from sinkscope.sinks.followed_columns import count_queries
 from sinkscope.statistics.prompt_canvas import PromptSettings
 from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, Threshold
@@ -74,9 +74,9 @@ def find_candidates(
 
 @dataclass(frozen=True, eq=False)
 class SummedColumns:
-    """Column sums of one step in queries' worth; the excess of each over the mean of the others, in queries' worth and
-    in percent of all attention; the sum of a head's columns; the sinks at the loosest threshold; and the position of
-    the largest column of each head, ties to the lower one.
+    """Column sums of one step in queries' worth; the excess of each, in queries' worth and in percent of all attention;
+    the sum of a head's columns; the sinks at the loosest threshold; and the position of the largest column of each
+    head (by the rule ``uniform`` of the largest excess), ties to the lower one.
     """
 
     sums: Float[np.ndarray, "layer head key"]
@@ -87,10 +87,25 @@ class SummedColumns:
     top: Int[np.ndarray, "layer head"]
 
     @classmethod
-    def of(cls, sums: Float[np.ndarray, "layer head key"], thresholds: Sequence[Threshold]) -> "SummedColumns":
-        excess, percent = excess_of(sums), excess_of(in_unit(sums, "percent"))
+    def of(
+        cls,
+        sums: Float[np.ndarray, "layer head key"],
+        thresholds: Sequence[Threshold],
+        uniform: Float[np.ndarray, "layer one key"] | None = None,
+        filled: float = 1.0,
+    ) -> "SummedColumns":
+        """Return the excess over ``uniform`` columns, by Eq. 3 without them; ``filled``: how full a window is."""
+        excess, percent = excess_in(sums, "queries", uniform) / np.float32(filled), excess_in(sums, "percent", uniform)
         found = find_candidates(sums, excess, percent, thresholds)
-        return cls(sums, excess, percent, sums.sum(axis=-1), found, sums.argmax(axis=-1))
+        top = (sums if uniform is None else excess).argmax(axis=-1)
+        return cls(sums, excess, percent, sums.sum(axis=-1), found, top)
+
+    def least_known(self, kept: int) -> tuple[float, float]:
+        """Return the least ε, in each unit, at which no column can be a sink but the ``kept`` largest of each head."""
+        least, keys = np.partition(self.sums, -kept, axis=-1)[..., -kept, None], self.sums.shape[-1]
+        more = (least - self.sums) * keys / max(keys - 1, 1)  # were any key to have the least column that was kept
+        percent = self.percent + more * 100 / np.maximum(self.total, 1e-9)[..., None]
+        return float((self.excess + more).max()), float(percent.max())
 
     def at_top(self, array: Float[np.ndarray, "layer head key"]) -> Float[np.ndarray, "layer head"]:
         return np.take_along_axis(array, self.top[..., None], axis=-1)[..., 0]
@@ -101,15 +116,11 @@ class RecordedStep:
     """One step of one prompt, cut to the tokens of its canvas.
 
     Attributes:
-        columns: column sums of all queries.
-        followed: the columns in which sinks are followed from step to step: ``columns`` itself, or, where running sums
-            can hardly move, those of the newest queries (see `sinks.followed_columns`).
+        followed: the columns in which sinks are followed, ``columns`` or those of the newest queries.
         written: tokens committed in this step, −1 where none; None where not recorded.
-        queries: of each layer, whose attention the columns are; fewer than tokens behind a cache.
-        group_sums: {group of queries: column sums of these queries only}, those of `QUERY_GROUPS` that were recorded.
-        self_attention: attention of each query on itself; None where not recorded.
-        norms: {name of `NORMS`, and `OUTPUT_NORMS`: norms as recorded}; hidden norms have one kv head, output norms
-            one a query head, as all have where layers have different numbers of key heads.
+        queries: of each layer, fewer than tokens behind a cache; reach: keys that a causal query sees, see `reach_of`.
+        group_sums: {group of queries: column sums of these only}, those of `QUERY_GROUPS` that were recorded.
+        norms: as recorded; hidden norms have one kv head, output norms one a query head.
     """
 
     columns: SummedColumns
@@ -119,6 +130,7 @@ class RecordedStep:
     written: Int[np.ndarray, " position"] | None
     settings: PromptSettings
     queries: Int[np.ndarray, " layer"]
+    reach: Int[np.ndarray, " layer"] | None
     group_sums: Mapping[str, Float[np.ndarray, "layer head key"]]
     self_attention: Float[np.ndarray, "layer head key"] | None
     norms: Mapping[str, Float[np.ndarray, "layer kv_head key"]]
@@ -129,23 +141,19 @@ class RecordedStep:
         arrays: Mapping[str, np.ndarray],
         thresholds: Sequence[Threshold],
         settings: PromptSettings,
-        newest: Float[np.ndarray, "layer head key"] | None = None,
+        newest: SummedColumns | None = None,
     ) -> "RecordedStep":
-        """Return a step as it was recorded, with what Eq. 3 says of it.
-
-        Args:
-            arrays: as in `axes.TRACE_AXES`, without the step axis and without positions beyond the canvas.
-            newest: columns of the newest queries, for autoregressive models and block diffusion.
-
-        Raises:
-            CallError: columns that are not those of the canvas, or not finite.
+        """Return a step of arrays as in `axes.TRACE_AXES`, without the step axis and positions beyond the canvas;
+        CallError for columns that are not those of the canvas, or not finite.
         """
         if arrays["tokens"].shape != arrays["column_sums"].shape[2:]:
             raise CallError("arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas")
         if not np.isfinite(arrays["column_sums"]).all():
             raise CallError("column_sums: expected finite numbers for every token of the canvas")
         sums, tokens, masked = np.asarray(arrays["column_sums"], np.float32), arrays["tokens"], arrays.get("masked")
-        columns, hidden = SummedColumns.of(sums, thresholds), arrays.get("hidden_norms")
+        reach = reach_of(arrays["last_query"]) if settings.causal and not settings.crossing else None
+        uniform = uniform_columns(len(tokens), reach) if reach is not None and settings.rule == "uniform" else None
+        columns, hidden = SummedColumns.of(sums, thresholds, uniform), arrays.get("hidden_norms")
         queries = np.full(len(sums), len(tokens))
         if hidden is not None and not settings.crossing:
             queries = count_queries(sums, np.asarray(hidden).reshape(len(sums), -1))
@@ -157,12 +165,13 @@ class RecordedStep:
                 norms[name] = np.stack([by_query_head(one, sums.shape[1]) for one in norms[name]])
         return cls(
             columns,
-            columns if newest is None else SummedColumns.of(newest, thresholds),
+            columns if newest is None else newest,
             np.array(tokens),
             np.zeros(tokens.shape, bool) if masked is None else np.asarray(masked).astype(bool),
             None if arrays.get("written") is None else np.array(arrays["written"]),
             settings,
             queries,
+            reach,
             {group: arrays[name] for group in QUERY_GROUPS if arrays.get(name := f"column_sums_{group}") is not None},
             arrays.get("self_attention"),
             {name: one[:, None] if one.ndim == 2 else one for name, one in norms.items()},
@@ -214,17 +223,21 @@ class LayerSinks:
 
 @dataclass(frozen=True)
 class FollowedSinks:
-    """The candidates of each step of a prompt in which sinks are followed; ``heads`` of each layer."""
+    """The candidates of each step of a prompt in which sinks are followed; ``heads`` of each layer; ``uncounted``: the
+    first steps, in which there are none.
+    """
 
     steps: Sequence[Candidates]
     layers: int
     heads: int
+    uncounted: int = 0
 
     def of_layer(self, layer: int) -> LayerSinks:
         return self.of_layers(layer, layer + 1)
 
     def of_layers(self, first: int, last: int) -> LayerSinks:
         parts = [slice(*np.searchsorted(one.layer, (first, last)).tolist()) for one in self.steps]
+        parts[: self.uncounted] = [slice(0, 0)] * self.uncounted
         step = np.repeat(np.arange(len(self.steps)), [part.stop - part.start for part in parts])
 
         def joined(name: str) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import SinkscopeError
+from sinkscope.sinks.definition import Rule
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.statistics.agreement import Pattern
@@ -40,15 +41,11 @@ COMPARED = {"": "unmasked", "_prompt": "prompt", "_written": "written"}
 
 @dataclass(eq=False)
 class Summary:
-    """Numbers of many prompts together.
+    """Numbers of many prompts together: counts and sums at one ε in queries' worth, and the numbers of each prompt.
 
     Attributes:
-        excess: ε of Eq. 3, in queries' worth of attention, of the arrays and of the numbers by prompt.
-        causal: whether the model is autoregressive, and main sinks are followed in the newest 16 queries.
-        tolerance: steps without a sink that a track and a main sink survived.
         corpus: checksum of the counts of the training corpus, `PromptSettings.corpus`; 0 without.
         arrays: counts and sums over prompts, steps and whatever else their axes (see `_sums`) do not name.
-        rows: the numbers of each prompt at `thresholds.THRESHOLDS`.
     """
 
     layers: int
@@ -57,6 +54,7 @@ class Summary:
     causal: bool
     tolerance: int
     corpus: int
+    rule: Rule
     arrays: Arrays
     rows: PromptRows
 
@@ -76,20 +74,17 @@ class Summary:
         by_name = {(BY_PROMPT + name, ()): number for name, number in numbers.items()}
         rows.add(by_name | at_thresholds(prompt, lambda *_: unmoved) | values_of(prompt))
         shape = (prompt.layers, prompt.heads, float(excess))
-        return cls(*shape, settings.causal, prompt.tolerance, settings.corpus, sums, rows)
+        return cls(*shape, settings.causal, prompt.tolerance, settings.corpus, settings.rule, sums, rows)
 
     @property
     def _settings(self) -> tuple[float, ...]:
-        return self.layers, self.heads, self.excess, self.causal, self.tolerance, self.corpus
+        kind = self.causal + (self.rule == "uniform")  # 1 without a rule before there were two
+        return self.layers, self.heads, self.excess, kind, self.tolerance, self.corpus
 
     def merge(self, other: "Summary") -> None:
-        """Add later prompts.
-
-        Raises:
-            SinkscopeError: of another shape of model, or with another threshold, tolerance or training corpus.
-        """
+        """Add later prompts; SinkscopeError for another shape of model, threshold, tolerance or training corpus."""
         if self._settings != other._settings:
-            names = "layers, heads, excess, causal, tolerance, corpus"
+            names = "layers, heads, excess, causal (2: the rule uniform), tolerance, corpus"
             raise SinkscopeError(f"expected statistics with the same {names} {self._settings}, found {other._settings}")
         ids = np.union1d(self.arrays["tokens.ids"], other.arrays["tokens.ids"])
         counts = np.zeros((len(ids), 3), np.int64)
@@ -110,14 +105,15 @@ class Summary:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Summary":
         """Read the arrays of `to_arrays`; raise SinkscopeError for others."""
         try:
-            layers, heads, excess, causal, tolerance, corpus = arrays["settings"].tolist()
+            layers, heads, excess, kind, tolerance, corpus = arrays["settings"].tolist()
             sums = {name: np.array(array) for name, array in arrays.items() if not name.startswith(("rows", "settin"))}
             listed = json.loads(zlib.decompress(arrays["rows.keys"].tobytes()))
             keys = [(name, tuple(map(tuple, place))) for name, place in listed]
             rows = PromptRows({key: number for number, key in enumerate(keys)}, list(np.array(arrays["rows.values"])))
         except (KeyError, ValueError) as error:
             raise SinkscopeError(f"expected statistics of this version, found others ({error})") from error
-        return cls(int(layers), int(heads), excess, bool(causal), int(tolerance), int(corpus), sums, rows)
+        rule: Rule = "uniform" if kind == 2 else "eq3"
+        return cls(int(layers), int(heads), excess, bool(kind), int(tolerance), int(corpus), rule, sums, rows)
 
     @property
     def prompts(self) -> int:
@@ -254,12 +250,7 @@ def _sums(prompt: PromptSummary, threshold: Threshold) -> tuple[Arrays, dict[str
 def document_of(
     summary: Summary, texts: Mapping[int, str] | None = None, mask_id: int | None = None, special: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """Return counts, means and statistics of many prompts as plain values.
-
-    Args:
-        texts: {token: how it reads}, for the classes of tokens.
-        mask_id, special: the mask token, and others that are special.
-    """
+    """Return counts, means and statistics of many prompts as plain values; ``texts``: {token: how it reads}."""
     arrays, norms, texts, columns = summary.arrays, summary.norms, texts or {}, summary.columns
     counted_as = ("sinks", "main_sinks", "canvas")
     tokens, classes = list[dict[str, Any]](), {kind: dict.fromkeys(counted_as, 0) for kind in CLASSES}

@@ -1,8 +1,4 @@
-"""The thresholds at which every statistic is computed, and the finer grid of the ε curve.
-
-By Eq. 3 of paper 1 a key is a sink where its column sum, in queries' worth of attention, exceeds the mean of the other
-columns by more than ε. Nobody knows the right ε, so each statistic is computed at ten thresholds.
-"""
+"""The thresholds ε at which every statistic is computed, as nobody knows the right one, and the ε curve's grid."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +14,7 @@ Place = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, order=True)
 class Threshold:
-    """One threshold of Eq. 3: ε in ``queries`` (queries' worth of attention) or in ``percent`` of all attention.
-
-    Raises:
-        CallError: an ε that cannot hold, or another unit.
-    """
+    """One threshold: ε in ``queries`` or in ``percent`` of all attention; CallError for one that cannot hold."""
 
     excess: float
     unit: Unit = "queries"
