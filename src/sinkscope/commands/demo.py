@@ -11,7 +11,6 @@ from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.folder import claimed_folder, names_in
 
 OPERATIONS = 3
-EXPLORER = "explorer.html"
 MODELS = ("lab-diffusion", "lab-autoregressive")
 CAPTION = (
     "The main sink of a head is its sink with the largest column. Moves: how often it changes its position from one "
@@ -49,7 +48,7 @@ class Demo(Command):
         from sinkscope.decoding import LLaDASettings
         from sinkscope.figures import Table, draw_figures, write_page
         from sinkscope.figures.explorer import explore
-        from sinkscope.figures.page import REPORT
+        from sinkscope.figures.page import EXPLORER, REPORT
         from sinkscope.lab.problems import read_result
         from sinkscope.lab.prompts import held_out, problem_prompt
         from sinkscope.traces import claim_folder
@@ -89,8 +88,8 @@ class Demo(Command):
             figures = draw_figures(traces, out / "figures", compare=True, say=missing.append)
             columns, command = ["model", "problem", "answer", *numbers], f"sinkscope demo --out {out}"
             tables = [Table("Does the main sink move? One row per problem", columns, movement, CAPTION)]
+            explore(traces).write_page(out / EXPLORER)  # the page has a link to it
             page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)
-            explore(traces).write_page(out / EXPLORER)
             note(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         print(page, out / EXPLORER, sep="\n")
 
