@@ -105,6 +105,18 @@ def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering,
     assert (status, out) == (2, "") and "head: expected a layer with it, found head 0 alone" in err
 
 
+def test_a_figure_for_a_column_of_a_paper_has_its_width_and_no_line_above(run, wandering, tmp_path):
+    flags = ("--width", "89mm", "--no-title", "--vector", "svg", "--only", "3")
+    status, out, err = run("figures", wandering.folder, "--out", tmp_path, *flags)
+    png, svg, _ = map(Path, out.splitlines())
+    assert (status, err, svg.suffix) == (0, "", ".svg")
+    with Image.open(png) as image:
+        assert image.width / 300 * 25.4 == pytest.approx(89, abs=0.2)
+    (drawn,) = draw_figures([wandering], tmp_path / "plain", only=["3"], vector="svg")[1:2]
+    said = "of the columns are sinks by Eq. 3"
+    assert said not in svg.read_text() and said in drawn.read_text()
+
+
 # What cannot be drawn
 
 

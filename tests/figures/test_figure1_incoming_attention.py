@@ -61,13 +61,10 @@ def said(drawn):
 
 
 def test_the_title_says_what_the_numbers_bear_out(draw, wandering, causal):
-    """The sink that wanders stays one step at each place, as in any order; that of rank changes does not move."""
-    first, second = "“<script>alert('x')…” (2)", r"“\$x\$” (3)"
-    assert said(draw("1", wandering, causal)) == (
-        f"org/planted: {first} is the main sink in 1 of 6 heads; main sinks move more than with the steps shuffled in "
-        f"none my-llama: {second} is the main sink in 1 of 6 heads; main sinks move more than with the steps shuffled "
-        "in none"
-    )
+    """The sink that wanders drifts; the one that flips to and fro, and the one that changes its rank, do not move."""
+    rest = "is the main sink in 1 of 6 heads; main sinks move more than with the steps shuffled in"
+    expected = rf"org/planted: “▯” (4) {rest} 1 my-llama: “\$x\$” (3) {rest} none"
+    assert said(draw("1", wandering, causal)) == expected
 
 
 def test_a_sink_that_stays_and_one_that_moves_and_no_sink_are_told(draw, tmp_path):
@@ -93,7 +90,7 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, wandering):
         assert float(row["column_sum"]) == pytest.approx(of[row["panel"]][int(row["step"]), int(row["position"])])
     empty = draw_head("1", wandering, EMPTY)
     assert said(empty) == "org/planted: no head of layer 0 head 2 has a sink by Eq. 3"
-    two = "org/planted: “<script>alert('x')…” (2) is the main sink in 10 of 19 steps; "
+    two = "org/planted: “Tom” (2) is the main sink in 10 of 19 steps; "
     assert said(draw_head("1", wandering, FLIPPING)) == (
         f"{two}18 moves, no more than with the steps shuffled, and 0 swaps of rank"
     )
@@ -102,10 +99,9 @@ def test_a_head_that_is_asked_for_is_drawn(draw_head, rows_of, wandering):
 def test_a_long_prompt_is_cut_where_nothing_stands():
     cut = Cut.around([0, 100, 103, *range(290, 300)], 300)
     assert cut.windows == ((0, 5), (96, 108), (286, 300))
-    assert cut.left_out == 300 - 5 - 12 - 14
     assert (cut.places[4], cut.places[96], cut.places[286]) == (4, 8, 23) and np.isnan(
         cut.places[[5, 95, 108, 285]]
     ).all()
     assert {0, 96, 286} <= set(cut.ticks())
     whole = Cut.around([33, 60], 90)
-    assert (whole.windows, whole.left_out, whole.ticks()) == (((0, 90),), 0, list(range(0, 90, 10)))
+    assert (whole.windows, whole.ticks()) == (((0, 90),), list(range(0, 90, 10)))

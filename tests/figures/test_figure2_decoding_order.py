@@ -1,10 +1,12 @@
 """Figure 2 says in which step each position is committed."""
 
 import numpy as np
-from sudden import ORDER, STEPS
+import pytest
+from sudden import MASK, ORDER, STEPS
 
 from sinkscope.figures.figure2_decoding_order import COMMITTED, MASKED, NEW, STATES, rightward, states_of
-from sinkscope.figures.subject import subject_of
+from sinkscope.figures.incoming_attention import commits_of
+from sinkscope.figures.subject import FigureError, subject_of
 from sinkscope.traces import TraceWriter, open_trace
 
 
@@ -13,6 +15,17 @@ def test_it_lists_the_commits_in_order(draw, rows_of, sudden):
     assert [(int(row["step_committed"]), int(row["position"])) for row in rows] == [
         (step, ORDER[step]) for step in range(STEPS)
     ]
+
+
+def test_without_a_record_of_them_commits_are_read_from_the_canvases(sudden):
+    tokens, written = sudden.tokens[:], sudden.written[:]
+    expected = [row for row in commits_of(written, tokens, MASK).tolist() if row[0] < STEPS - 1]  # none shows the last
+    assert commits_of(None, tokens, MASK).tolist() == expected and len(expected) == STEPS - 1
+
+
+def test_a_causal_model_has_no_order_to_show(draw, causal):
+    with pytest.raises(FigureError, match="the trace is of a causal model"):
+        draw("2", causal)
 
 
 def test_the_caption_compares_each_step_with_the_one_before():

@@ -232,6 +232,6 @@ def _subjects(
 
 def _file_names(labels: Sequence[str]) -> list[str]:
     """Return a part of file names for every label, each different, also on disks that ignore case."""
-    names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] or "model" for label in labels]
-    different = len({name.casefold() for name in names}) == len(names)
-    return names if different else [f"{name}-{number}" for number, name in enumerate(names, 1)]
+    names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] for label in labels]
+    same = len({name.casefold() for name in names}) < len(names)
+    return [f"{name}-{number}" for number, name in enumerate(names, 1)] if same else names

@@ -119,8 +119,7 @@ def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], lett
     axes.set_ylim(-0.03 * top - 0.5, 1.03 * top + 0.5)
     ticks = cut.ticks()
     axes.set_yticks(places[ticks], [str(position) for position in ticks])
-    cuts = f"; {cut.left_out} tokens of the prompt left out" if cut.left_out else ""
-    axes.set_title(textwrap.fill(f"{plain(one.heading)}, from {one.followed.queries_text}{cuts}", letters - 10))
+    axes.set_title(textwrap.fill(f"{plain(one.heading)}, from {one.followed.queries_text}", letters - 10))
     if stood:  # name the positions where the sinks drawn are longest
         longest = {float(places[at]): at for at in sorted(stood, key=lambda at: (-stood[at], at))}
         kept = spread_out(list(longest), top / 28, 16)

@@ -18,7 +18,7 @@ LABELS = {
     "contribution": "contribution c·‖v‖",
 }
 
-MASSIVE = 20  # times the median: from there on an axis is logarithmic
+MASSIVE = 20  # times the median of other tokens; on a linear axis nothing else would be seen
 
 
 @final
@@ -44,20 +44,19 @@ class SinkNorms(Figure):
             grid = sheet.subplots(2, 2, squeeze=False).reshape(-1, 1)[: len(kinds)]
         rows: list[tuple[Any, ...]] = []
         for kind, panels in zip(kinds, grid, strict=True):
-            tops, middles = [0.0], []
+            means = [
+                one.summary.norms.mean[NORM_KINDS.index(kind)] for one in with_norms if kind in recorded_kinds(one)
+            ]
+            massive = any(np.nanmax(mean) > MASSIVE * np.nanmedian(mean[1]) for mean in means)
             for axes, one in zip(panels, with_norms, strict=True):
                 if kind in recorded_kinds(one):
-                    top, middle, lines = _draw(axes, one, kind)
-                    tops.append(top)
-                    middles.append(middle)
-                    rows += lines
+                    rows += _draw(axes, one, kind)
                 if kind == kinds[-1] or not many:
                     axes.set_xlabel("layer")
                 if many and kind == kinds[0]:
                     axes.set_title(plain(one.heading))
-            massive = max(tops) > MASSIVE * min(middles)  # on a linear axis nothing else would be seen
             for axes in panels:
-                axes.set_yscale("log", nonpositive="clip") if massive else axes.set_ylim(0, 1.05 * (max(tops) or 1))
+                axes.set_yscale("log", nonpositive="clip") if massive else axes.set_ylim(bottom=0)
             panels[0].set_ylabel(LABELS[kind] + " (log scale)" * massive)
         sheet.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         parts = []
@@ -82,10 +81,8 @@ def recorded_kinds(one: Subject) -> list[str]:
     return [kind for kind, total in zip(NORM_KINDS, one.summary.norms.total, strict=True) if total.any()]
 
 
-def _draw(axes: Any, one: Subject, kind: str) -> tuple[float, float, list[tuple[Any, ...]]]:
-    """Draw means and standard deviations of sinks and others; return the upper end of the largest, the median of the
-    means of others, and the rows.
-    """
+def _draw(axes: Any, one: Subject, kind: str) -> list[tuple[Any, ...]]:
+    """Draw means and standard deviations of sinks and others, and return the rows."""
     norms, at = one.summary.norms, NORM_KINDS.index(kind)
     means, spreads, effects = norms.mean[at], norms.deviation[at], norms.effect[at]
     layers = np.arange(means.shape[1])
@@ -100,4 +97,4 @@ def _draw(axes: Any, one: Subject, kind: str) -> tuple[float, float, list[tuple[
         for group, name in enumerate(("sinks", "others")):
             values = (means[group, layer], spreads[group, layer], effects[layer])
             rows.append((one.label, kind, layer, name, *("" if np.isnan(value) else number(value) for value in values)))
-    return float(np.nanmax(means + spreads, initial=0)), float(np.nanmedian(means[1])), rows
+    return rows

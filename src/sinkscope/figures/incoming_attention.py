@@ -46,10 +46,6 @@ class Cut:
         windows[-1][1] = width if width - windows[-1][1] < LEAST_CUT else windows[-1][1]
         return cls(tuple((first, min(end, width)) for first, end in windows if end), width)
 
-    @property
-    def left_out(self) -> int:
-        return self.width - sum(end - first for first, end in self.windows)
-
     @cached_property
     def places(self) -> Float[np.ndarray, " position"]:
         """Where each position is drawn; NaN where it is left out."""

@@ -12,7 +12,7 @@ SHUFFLES = 999
 LEVEL = 0.05
 
 
-def beyond_chance(heads: Sequence[Any], p: Sequence[float]) -> list[Any]:
+def beyond_chance(heads: Sequence[Any], p: Any) -> list[Any]:
     """Return the heads whose p-values hold at `LEVEL` by Benjamini and Hochberg's rule over all of them."""
     from scipy.stats import false_discovery_control
 
@@ -34,10 +34,10 @@ def p_of_drift(stays: Sequence[tuple[int, int, int]]) -> float:
     """Return the share of orders of the stays (position, first step, last step) whose slope is as steep. Where a sink
     moves once both orders are, so that only several moves in one direction make a drift.
     """
-    position, length = np.array([(at, end - first + 1) for at, first, end in stays]).T
+    position, length = np.array([at for at, *_ in stays], float), [end - first + 1 for _, first, end in stays]
     rng, every = np.random.default_rng(0), np.arange(len(stays))
     orders = [every, *(rng.permutation(every) for _ in range(SHUFFLES))]
-    slope = np.abs(slopes(np.stack([np.repeat(position[order], length[order]) for order in orders], axis=-1)))
+    slope = np.abs(slopes(np.stack([np.repeat(position[order], np.take(length, order)) for order in orders], axis=-1)))
     return float((slope >= slope[0]).mean())
 
 

@@ -53,10 +53,6 @@ class Jump:
     held: float = field(compare=False)
     stayed: int = field(compare=False)
 
-    @property
-    def distance(self) -> int:
-        return self.after - self.before
-
 
 class Split(NamedTuple):
     """A step in which the masked and the unmasked queries of a head attend most to different keys; each key gets a
@@ -248,10 +244,12 @@ class Subject:
 
     @cached_property
     def moving(self) -> list[HeadMovement]:
-        """The heads with a move behind and before which the main sink stays longer than it does in shuffled steps."""
+        """The heads whose main sink stays around a move for longer than in shuffled steps, or drifts beyond chance."""
         stayed = {(one.layer, one.head): one.stayed for one in sorted(self.moves, key=lambda move: move.stayed)}
         heads = [one for one in self.heads if one.moves]
-        return beyond_chance(heads, [p_of_move(self.of_head(one), stayed[one.layer, one.head]) for one in heads])
+        stays = [p_of_move(self.of_head(one), stayed[one.layer, one.head]) for one in heads]
+        drifts = [p_of_drift(stays_of(self.of_head(one))) for one in heads]
+        return beyond_chance(heads, np.minimum(1, 2 * np.minimum(stays, drifts)))
 
     @cached_property
     def drifting(self) -> list[HeadMovement]:
@@ -324,7 +322,7 @@ class Subject:
         """
         heads = {(one.layer, one.head) for one in self.moving} if self.only is None else {self.place}
         jumps = [one for one in self.jumps if (one.layer, one.head) in heads]
-        merits = ((not one.swap, abs(one.distance), -one.layer, -one.step) for one in jumps)
+        merits = ((not one.swap, abs(one.after - one.before), -one.layer, -one.step) for one in jumps)
         return max(zip(merits, jumps, strict=True), key=lambda pair: pair[0], default=(None, None))[1]
 
     @cached_property
@@ -392,9 +390,9 @@ def of_newest(subjects: Sequence[Subject], text: str) -> str:
 
 
 OF_MOVES = (
-    "A head moves where its main sink stays before and after a move for longer than it does in 95 % of the orders of "
-    "the steps, corrected for the number of heads (Benjamini and Hochberg); a change of rank between two sinks is no "
-    "move."
+    "A head moves where its main sink stays before and after a move for longer than in 95 % of the orders of the "
+    "steps, or drifts more than in 95 % of the orders of its stays, corrected for both and for the number of heads "
+    "(Benjamini and Hochberg); a change of rank between two sinks is no move."
 )
 RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
 OF_LINE = (
