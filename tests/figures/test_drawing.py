@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from adding_page import files_of_the_page
-from full_disk import room_for
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from sudden import map_of, sudden_columns, write_sudden
 
 import sinkscope.figures
-from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures import draw_figures, find_figures
 from sinkscope.figures.style import figure_style
 
@@ -152,14 +151,6 @@ def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp
     assert mine.exists()  # nothing is drawn in its place
     draw_figures([sudden], tmp_path, only=["10", "4"])
     assert not mine.exists() and theirs.exists()
-
-
-def test_figures_over_earlier_ones_are_all_there_or_none_of_them(unpainted, sudden, tmp_path, monkeypatch):
-    draw_figures([sudden], tmp_path, only=["3", "10"])
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with room_for(4, monkeypatch), pytest.raises(TraceError, match=r"/figure10-thresholds\.\w+ cannot be written"):
-        draw_figures([sudden], tmp_path, only=["3", "10"], excess=2.0)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before and len(before) == 6
 
 
 # How a figure is added

@@ -30,7 +30,7 @@ def test_figure_4_draws_both_maps_and_the_shares_over_steps(draw, rows_of, sudde
     found = attention_in(rows_of(drawn, panel="share of all attention", key=25))
     assert found == pytest.approx(shares[:, 25].tolist(), rel=1e-5)
     assert attention_in(rows_of(drawn, panel="self-attention")) == pytest.approx(itself.tolist(), rel=1e-5)
-    assert "moves: key 25 has 0.5" in drawn.sheet.subfigs[0].get_suptitle().replace("\n", " ")
+    assert "moves: key 25 has 0.645" in drawn.sheet.subfigs[0].get_suptitle().replace("\n", " ")
 
 
 def test_a_head_that_is_asked_for_is_drawn_or_said_not_to_show_it(draw_head, rows_of, sudden):

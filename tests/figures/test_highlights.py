@@ -9,7 +9,6 @@ from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 from sinkscope.figures.incoming_attention import stays_of
 from sinkscope.figures.shuffled_steps import beyond_chance, p_of_drift, p_of_move
 from sinkscope.figures.subject import Flash, Jump, subject_of
-from sinkscope.statistics import groups
 
 
 def test_the_planted_places_are_found(sudden):
@@ -74,14 +73,6 @@ def test_a_head_that_is_asked_for_is_all_that_is_looked_at(sudden):
     assert {one.layer for one in of_layer.heads} == {1}
     split = subject_of(sudden, place=(1, 1)).split
     assert split == subject_of(sudden).split, "the head keeps its number"
-
-
-def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
-    columns, masked_columns = sudden_columns()
-    trace = write_sudden(tmp_path / "one", columns[5:6], masked_columns[5:6])  # 16 masked queries, 13 others
-    assert subject_of(trace).split is not None
-    monkeypatch.setattr(groups, "LEAST_QUERIES", 14)
-    assert subject_of(trace).split is None
 
 
 def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_path):

@@ -12,8 +12,8 @@ from sinkscope.figures.incoming_attention import (
     Incoming,
     draw_incoming,
     followed_columns,
-    norm_of,
     mean_name,
+    norm_of,
 )
 from sinkscope.figures.style import INK, VERMILLION, WIDE, new_sheet, number, plain, say, token_label, whole_numbers
 from sinkscope.figures.subject import OF_MOVES, Subject, of_newest
