@@ -33,11 +33,7 @@ class DecodingOrder(Figure):
         diffusing = [one for one in subjects if not one.trace.causal]
         answering = [one for one in diffusing if len(one.last_canvas) > one.prompt_length and len(one.written)]
         if not answering:
-            why = (
-                "does not say which tokens were committed"
-                if diffusing
-                else "is of a causal model: it writes to the right"
-            )
+            why = "does not say which tokens were committed" if diffusing else "is of a causal model"
             raise FigureError(f"the trace {why}")
         many = len(answering) > 1
         wrap = 12 if many else 16

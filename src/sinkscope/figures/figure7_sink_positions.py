@@ -89,7 +89,7 @@ def chosen_heads(one: Subject) -> dict[HeadMovement, str]:
 def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], letters: int) -> None:
     """Draw position against step for some heads of a trace; ``letters`` fit into a line of a legend."""
     answer = range(one.prompt_length, len(one.last_canvas))
-    mains = [one.main[:, head.layer, head.head] for head in heads]
+    mains = list(map(one.of_head, heads))
     stood = Counter(position for main in mains for position in main.tolist() if position >= 0)
     cut = Cut.around([*answer, *stood], len(one.last_canvas))
     places = cut.places

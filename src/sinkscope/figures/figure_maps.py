@@ -56,8 +56,7 @@ class SinkJump(Figure):
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         jumping = [(one, jump) for one in subjects if (jump := one.jump) is not None]
         if not jumping:
-            why = "moves" if subjects[0].only is not None else "moves more than with the steps shuffled"
-            raise FigureError(f"no main sink{subjects[0].where} {why}")
+            raise FigureError(f"no main sink{subjects[0].where} moves more than with the steps shuffled")
         sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.6, apart=0.12)
         rows: Rows = []
         for part, (one, jump) in zip(sheet.subfigures(1, len(jumping), squeeze=False)[0], jumping, strict=True):
@@ -106,7 +105,7 @@ def _draw_jump(part: Any, one: Subject, jump: Jump) -> Rows:
 def _goes(one: Subject, jump: Jump) -> str:
     """Tell a jump with the shares behind it: a change of rank is one of few thousandths."""
     before, after = shares(one, jump)[jump.step + 1, [jump.before, jump.after]]
-    verb = "only changes rank" if jump.swap or before > CLOSE * after else "moves"
+    verb = "changes rank" if jump.swap or before > CLOSE * after else "moves"
     shares_after = f"key {jump.after} has {after:.3f} of the attention, key {jump.before} {before:.3f}"
     among = f"; main sinks move in {len(one.moving)} of {len(one.heads)} heads{one.where}" * (one.only is None)
     return f"after step {jump.step} the main sink {verb}: {shares_after}{among}"
@@ -197,10 +196,7 @@ def _draw_flash(part: Any, one: Subject, flash: Flash) -> Rows:
         rows += _map_rows(one, "one step", (step, flash.layer, flash.head), attention)
     grid[0].set_ylabel("query (position)")
     scale_of_maps(part, image, list(grid))
-    say(
-        part,
-        f"The strongest sink that lives for one step: key {flash.position} of {one.head_name(flash.layer, flash.head)}",
-    )
+    say(part, f"The strongest sink of one step: key {flash.position}, {one.head_name(flash.layer, flash.head)}")
     return rows
 
 
