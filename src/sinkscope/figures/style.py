@@ -72,8 +72,10 @@ def new_sheet(width: float, height: float, apart: float = 0.04167) -> Any:
 def say(part: Any, *lines: str) -> None:
     """Write the first lines of a sheet, or of a part of one: what it shows, wrapped to its width."""
     from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
 
-    letters = int(part.bbox.width / part.get_figure(root=True).dpi * 72 / (0.54 * rcParams["figure.titlesize"]))
+    size = FontProperties(size=rcParams["figure.titlesize"]).get_size_in_points()
+    letters = int(part.bbox.width / part.get_figure(root=True).dpi * 72 / (0.54 * size))
     part.suptitle("\n".join(textwrap.fill(plain(line), letters) for line in lines), x=0.01, ha="left")
 
 

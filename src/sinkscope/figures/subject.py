@@ -27,8 +27,7 @@ from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.reading import expect_steps
 
-MANY_MOVE = 0.1
-"""Share of heads that move beyond chance from which on figures show one that does."""
+MANY_MOVE = 0.1  # of the heads: from there on figures show one that moves
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 """Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""
 
