@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from adding_page import files_of_the_page
-from full_disk import room_for
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from sudden import map_of, sudden_columns, write_sudden
 
 import sinkscope.figures
-from sinkscope.errors import CallError, SinkscopeError, TraceError
+from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures import draw_figures, find_figures
 from sinkscope.figures.style import figure_style
 
@@ -105,6 +104,18 @@ def test_the_command_draws_the_head_that_is_asked_for(run, unpainted, wandering,
     assert (status, out) == (2, "") and "head: expected a layer with it, found head 0 alone" in err
 
 
+def test_a_figure_for_a_column_of_a_paper_has_its_width_and_no_line_above(run, wandering, tmp_path):
+    flags = ("--width", "89mm", "--no-title", "--vector", "svg", "--only", "3")
+    status, out, err = run("figures", wandering.folder, "--out", tmp_path, *flags)
+    png, svg, _ = map(Path, out.splitlines())
+    assert (status, err, svg.suffix) == (0, "", ".svg")
+    with Image.open(png) as image:
+        assert image.width / 300 * 25.4 == pytest.approx(89, abs=0.2)
+    (drawn,) = draw_figures([wandering], tmp_path / "plain", only=["3"], vector="svg")[1:2]
+    said = "of the columns are sinks by Eq. 3"
+    assert said not in svg.read_text() and said in drawn.read_text()
+
+
 # What cannot be drawn
 
 
@@ -140,14 +151,6 @@ def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp
     assert mine.exists()  # nothing is drawn in its place
     draw_figures([sudden], tmp_path, only=["10", "4"])
     assert not mine.exists() and theirs.exists()
-
-
-def test_figures_over_earlier_ones_are_all_there_or_none_of_them(unpainted, sudden, tmp_path, monkeypatch):
-    draw_figures([sudden], tmp_path, only=["3", "10"])
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with room_for(4, monkeypatch), pytest.raises(TraceError, match=r"/figure10-thresholds\.\w+ cannot be written"):
-        draw_figures([sudden], tmp_path, only=["3", "10"], excess=2.0)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before and len(before) == 6
 
 
 # How a figure is added

@@ -8,7 +8,7 @@ from sudden import POSITIONS, map_of, write_sudden
 
 import sinkscope
 from sinkscope.figures import FigureError
-from sinkscope.figures.figure_maps import LEAST_SHARE, absorbed, chosen_heads
+from sinkscope.figures.figure_maps import LEAST_SHARE, chosen_heads
 from sinkscope.figures.subject import subject_of
 
 
@@ -30,15 +30,13 @@ def test_figure_4_draws_both_maps_and_the_shares_over_steps(draw, rows_of, sudde
     found = attention_in(rows_of(drawn, panel="share of all attention", key=25))
     assert found == pytest.approx(shares[:, 25].tolist(), rel=1e-5)
     assert attention_in(rows_of(drawn, panel="self-attention")) == pytest.approx(itself.tolist(), rel=1e-5)
-    together, subject = np.corrcoef(shares.max(axis=-1), itself)[0, 1], subject_of(sudden)
-    assert absorbed(subject, subject.jump) == pytest.approx(together, abs=1e-6)
-    assert f"self-attention {together:+.2f}" in drawn.caption
+    assert "moves: key 25 has 0.645" in drawn.sheet.subfigs[0].get_suptitle().replace("\n", " ")
 
 
 def test_a_head_that_is_asked_for_is_drawn_or_said_not_to_show_it(draw_head, rows_of, sudden):
     rows = rows_of(draw_head("4", sudden, (0, 2)))
     assert {(row["layer"], row["head"]) for row in rows} == {("0", "2")}
-    with pytest.raises(FigureError, match="no main sink of layer 0 head 0 moves from one step to the next"):
+    with pytest.raises(FigureError, match="no main sink of layer 0 head 0 moves"):
         draw_head("4", sudden, (0, 0))
     rows = rows_of(draw_head("6", sudden, (1, 1)))
     assert {(row["layer"], row["head"]) for row in rows} == {("1", "1")}, "it has a split, and no sink of one step"
@@ -73,7 +71,7 @@ def test_figure_6_averages_over_the_queries_of_each_group(draw, rows_of, sudden)
 def test_figure_8_names_its_heads(sudden):
     assert [(why, head.layer, head.head) for why, head in chosen_heads(subject_of(sudden))] == [
         ("fixed sink", 0, 0),
-        ("drifts left, -1.00 positions a step", 0, 2),
+        ("drifts left, -1.00 positions a step, one of 1 of 8 heads that drift", 0, 2),
     ]
 
 

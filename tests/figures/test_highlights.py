@@ -1,19 +1,22 @@
 """The heads and steps that figures pick out are the planted ones."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 
+from sinkscope.figures.incoming_attention import stays_of
+from sinkscope.figures.shuffled_steps import beyond_chance, p_of_drift, p_of_move
 from sinkscope.figures.subject import Flash, Jump, subject_of
-from sinkscope.statistics import groups
 
 
 def test_the_planted_places_are_found(sudden):
     found = subject_of(sudden)
-    assert found.jump == Jump(6, 0, 1, 3, 25, clean=True, swap=False, held=found.jump.held)
-    assert found.jump.distance == 22
+    assert found.jump == Jump(6, 0, 1, 3, 25, swap=False, held=found.jump.held, stayed=5)
     assert found.flash == Flash(6, 1, 3, 19, 11.0)
-    assert (found.leftmost.layer, found.leftmost.head, found.leftmost.drift_per_step) == (0, 2, pytest.approx(-1))
+    assert [(one.layer, one.head) for one in found.moving] == [(0, 1), (0, 2)]
+    assert [(one.layer, one.head, one.drift_per_step) for one in found.drifting] == [(0, 2, pytest.approx(-1))]
     assert (found.most_static.layer, found.most_static.head) == (0, 0)
 
 
@@ -48,36 +51,28 @@ def test_a_swap_is_no_move(tmp_path):
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.4, np.float32)
     columns[:2, 1, 1, [5, 8]] = [[8, 9], [9, 8]]
     found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5))
-    assert found.moves == [] and found.jump.swap and (found.jump.before, found.jump.after) == (8, 5)
+    assert found.moves == [] and found.jump is None and [(one.before, one.after) for one in found.jumps] == [(8, 5)]
 
 
 def test_where_nothing_moves_the_strongest_sink_is_the_clearest(tmp_path):
     columns = np.full((STEPS, LAYERS, HEADS, POSITIONS), 0.5, np.float32)
     columns[:, 0, 0, 4], columns[:, 1, 2, 5] = 9, 12
     still = subject_of(write_sudden(tmp_path / "still", columns, columns * 0.5))
-    assert (still.jump, still.flash, still.leftmost) == (None, None, None)
+    assert (still.jump, still.flash, still.drifting) == (None, None, [])
     assert still.moves == [] and (still.clearest.layer, still.clearest.head) == (1, 2)
 
 
 def test_a_head_that_is_asked_for_is_all_that_is_looked_at(sudden):
     found = subject_of(sudden, place=(-2, 2))  # counted from the end
     assert found.place == (0, 2) and {(move.layer, move.head) for move in found.moves} == {(0, 2)}
-    for one in (found.only, found.most_moves, found.most_static, found.most_positions, found.leftmost, found.clearest):
+    for one in (found.only, found.most_static, found.clearest, *found.drifting):
         assert (one.layer, one.head) == (0, 2)
-    assert (found.jump.head, found.flash.head, found.jump.distance) == (2, 2, -1)
+    assert (found.jump.head, found.flash.head) == (2, 2)
     of_layer = subject_of(sudden, place=(1, None))
     assert of_layer.only is None and of_layer.flash == Flash(6, 1, 3, 19, 11.0) and of_layer.split.head == 1
     assert {one.layer for one in of_layer.heads} == {1}
     split = subject_of(sudden, place=(1, 1)).split
     assert split == subject_of(sudden).split, "the head keeps its number"
-
-
-def test_groups_with_too_few_queries_are_not_compared(tmp_path, monkeypatch):
-    columns, masked_columns = sudden_columns()
-    trace = write_sudden(tmp_path / "one", columns[5:6], masked_columns[5:6])  # 16 masked queries, 13 others
-    assert subject_of(trace).split is not None
-    monkeypatch.setattr(groups, "LEAST_QUERIES", 14)
-    assert subject_of(trace).split is None
 
 
 def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_path):
@@ -87,3 +82,23 @@ def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_
     columns[[2, 8], 1, 3, 7] = 9, 10
     found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5))
     assert found.flash == Flash(8, 1, 3, 7, 10.0)
+
+
+def test_only_stays_beyond_those_of_shuffled_steps_are_moves_and_only_several_moves_a_drift():
+    """As many steps each; and heads without any effect pass as often as the level says, or less."""
+    lasting, to_and_fro = np.repeat([0, 56], 12), np.tile([0, 56], 12)
+    assert p_of_move(lasting, 12) <= 0.002 and p_of_move(to_and_fro, 1) == 1
+    once, back, away = (
+        [(0, 0, 11), (56, 12, 23)],
+        [(0, 0, 9), (56, 10, 11), (0, 12, 23)],
+        [(at, at, at) for at in range(8)],
+    )
+    assert p_of_drift(once) == 1 and p_of_drift(back) > 0.3 and p_of_drift(away) < 0.01
+    rng, found = np.random.default_rng(3), []
+    for _ in range(200):
+        main = rng.choice([4, 9, 15], 24)
+        stays = stays_of(main)
+        stayed = max(min(before[2] - before[1], after[2] - after[1]) + 1 for before, after in pairwise(stays))
+        found.append((p_of_move(main, stayed), p_of_drift(stays)))
+    assert ((np.array(found) <= 0.05).mean(axis=0) < 0.08).all()
+    assert beyond_chance(["a", "b", "c"], [0.001, 0.04, 0.2]) == ["a"] and beyond_chance([], []) == []

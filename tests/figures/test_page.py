@@ -58,18 +58,22 @@ def page(wandering, causal, compared):
     return SimpleNamespace(path=path, source=path.read_text(), parsed=Page(path.read_text()))
 
 
-def test_page_stands_alone_and_nests(page, compared):
+def test_page_stands_alone_and_nests(page, wandering, compared):
     assert page.path == compared.folder / "report.html"
     assert page.parsed.faults == []
+    assert page.source.index("<img") < page.source.index('<section id="numbers">'), "the first figure is seen first"
+    assert "explorer.html" not in page.source
+    (compared.folder / "explorer.html").touch()
+    assert 'href="explorer.html"' in write_page([wandering], compared.folder / "linked.html").read_text()
     assert page.parsed.tags["img"] == len(FILES)
-    assert all(value.startswith("data:image/png;base64,") for value in page.parsed.loads)
+    assert all(value.startswith(("data:image/png;base64,", "#")) for value in page.parsed.loads)
     assert "http://" not in page.source and "https://" not in page.source
     assert "script" not in page.parsed.tags
 
 
 def test_page_escapes_what_models_write(page):
     assert "<script" not in page.source
-    assert "&lt;script&gt;alert(" in page.source
+    assert "&lt;b&gt;bold" in page.source
     assert "Is 1 < 2 & 3 > 2? <b>bold</b>" in page.parsed.text
     assert "Hiding <sinks>" in page.parsed.text and "12 of 50 & more" in page.parsed.text
 

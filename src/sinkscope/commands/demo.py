@@ -14,7 +14,6 @@ PROMPT = (
     "Question: Tom has 7 apples and buys 5 more. Then he gives 4 apples to Ann. How many apples does Tom have now?\n"
     "Answer:"
 )
-EXPLORER = "explorer.html"
 TOP, RANDOM = "top:1", "random:1"
 SAMPLED = {"dream": {"algorithm": "origin", "temperature": 0.8, "top_p": 0.9, "seed": 0}}
 CAPTION = (
@@ -48,7 +47,7 @@ class Demo(Command):
         from sinkscope.evaluation.text_likelihood import text_likelihood
         from sinkscope.figures import Table, draw_figures, write_page
         from sinkscope.figures.explorer import explore
-        from sinkscope.figures.page import REPORT
+        from sinkscope.figures.page import EXPLORER, REPORT
         from sinkscope.traces import claim_folder
 
         out, names = self.out, self.models.split(",")

@@ -17,7 +17,7 @@ from sinkscope.runs.folder import claimed_file
 if TYPE_CHECKING:
     import numpy as np
 
-SUFFIXES = (".npy", ".csv", ".png", ".pdf")
+SUFFIXES = (".npy", ".csv", ".png", ".pdf", ".svg")
 LARGEST = 8
 
 
@@ -30,7 +30,7 @@ class Map(Command):
         step: from 0; negative numbers count from the end.
         layer: from 0, next to the embedding; negative numbers count from the end.
         head: query head, from 0 or from the end.
-        out: a file: .npy (float32 [query, key]), .csv (query, key, attention), .png or .pdf.
+        out: a file: .npy (float32 [query, key]), .csv (query, key, attention), .png, .pdf or .svg.
         model: the model that wrote the trace, if it has moved; other weights are refused.
     """
 

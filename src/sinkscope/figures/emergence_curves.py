@@ -7,7 +7,7 @@ import numpy as np
 
 from sinkscope.emergence.history import SHARE, Emergence
 from sinkscope.figures.figure import DrawnFigure
-from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain
+from sinkscope.figures.style import BLUE, INK, VERMILLION, WIDE, WIDER, figure_style, new_sheet, number, plain, say
 
 HIDDEN = (
     ("loss_without_top", "the top key of every head", VERMILLION, "--"),
@@ -41,21 +41,17 @@ def draw_emergence(runs: Sequence[Emergence]) -> DrawnFigure:
         sheet.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
         message = []
         for run in runs:
-            born, name = run.born(), f"{plain(run.name)}: " if len(runs) > 1 else ""
-            there = born[born >= 0]
+            there = (born := run.born())[born >= 0]
             when = f"; the first does from update {there.min():,} on" if there.size else ""
-            message.append(
-                f"{name}{there.size} of {born.size} heads give one key {SHARE:.0%} of their attention or more{when}"
-            )
-        sheet.suptitle("\n".join(message), x=0.01, ha="left")
+            given = f"heads give one key {SHARE:.0%} of their attention or more{when}"
+            message.append(f"{run.name}: {there.size} of {born.size} {given}")
+        say(sheet, *message)
     caption = (
         "Top: held-out loss, and how much it rises while keys are hidden from the judged queries in all heads. Below, "
-        "a line for each head: the share of the judged queries' attention that its top key takes (the key with the "
-        "largest column on a canvas; mean over canvases); the value norm of that key over the median of its canvas "
-        "(median over canvases); the share of canvases on which the top key stands where it stood at the moment "
+        "a line for each head: the share of the judged queries' attention that its top key takes; the value norm of "
+        "that key over the median of its canvas; the share of canvases on which it stands where it stood at the moment "
         "before. Judged are the masked queries of a diffusion model and those from the 64th on of an autoregressive "
-        f"one, on {runs[0].manifest['canvases']} canvases. What it does not show: other seeds; hiding in all heads at "
-        "once says nothing of a single head."
+        f"one, on {runs[0].manifest['canvases']} canvases. What it does not show: other seeds, and single heads."
     )
     title = f"Sinks being born ({', '.join(run.name for run in runs)})"
     return DrawnFigure(FILE, title, caption, sheet, HEADER, rows)
@@ -80,7 +76,8 @@ def _draw_run(run: Emergence, panels: Sequence[Any]) -> list[tuple[Any, ...]]:
             look: dict[str, Any] = {"color": "#cccccc", "linewidth": 0.6, "label": "heads without a sink"}
             if born[layer, head]:
                 colour = colormaps["viridis"](layer / max(1, layers - 1) * 0.9)
-                look = {"color": colour, "linewidth": 1.0, "label": f"layer {layer}"}
+                few = -(-layers // 8)  # more names would cover each other
+                look = {"color": colour, "linewidth": 1.0, "label": "_" * bool(layer % few) + f"layer {layer}"}
             axes.plot(at, curve[:, layer, head], **look)
     panels[2].axhline(SHARE, color=INK, linewidth=0.6, linestyle=":")
     panels[-1].set_xscale("log")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures.style import figure_style, model_labels
+from sinkscope.figures.style import figure_style, letter, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Place, Subject, open_statistics, subject_of
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.folder import claimed_folder, replaced_files
@@ -25,7 +25,7 @@ from sinkscope.traces import Trace, is_statistics
 from sinkscope.traces.format import write_together
 from sinkscope.traces.reading import as_trace
 
-KINDS = ("png", "pdf", "csv")
+KINDS = ("png", "pdf", "svg", "csv")
 SIDE_BY_SIDE = 4  # more panels leave no room for their labels
 LONGEST = 60  # letters of a model's name in the name of a file, which may have 255 bytes
 
@@ -46,25 +46,26 @@ class DrawnFigure:
     def _repr_png_(self) -> bytes:
         return self.sheet._repr_png_()
 
-    def save(self, folder: str | Path, suffix: str = "") -> list[Path]:
-        """Write a PNG, a PDF and a CSV file; `page` reads the caption from the metadata of the PNG."""
+    def save(self, folder: str | Path, suffix: str = "", vector: str = "pdf") -> list[Path]:
+        """Write a PNG, a PDF or SVG, and a CSV file; `page` reads the caption from the metadata of the PNG."""
         pictures = {
             "png": {"Title": self.title, "Description": self.caption, "Software": "sinkscope"},
             "pdf": {"Title": self.title, "Subject": self.caption, "Creator": "sinkscope", "CreationDate": None},
+            "svg": {"Title": self.title, "Description": self.caption, "Creator": "sinkscope", "Date": None},
         }
-        contents: list[bytes] = []
-        for kind, metadata in pictures.items():
+        contents: dict[str | Path, bytes] = {}
+        for kind in ("png", vector):
             file = io.BytesIO()
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "constrained_layout not applied")  # many labels, few panels
-                self.sheet.savefig(file, format=kind, metadata=metadata)
+                self.sheet.savefig(file, format=kind, metadata=pictures[kind])
             self.sheet.set_layout_engine("none")  # laid out once, the same in both files
-            contents.append(file.getvalue())
+            contents[Path(folder) / f"{self.file}{suffix}.{kind}"] = file.getvalue()
         table = io.StringIO(newline="")
         csv.writer(table, lineterminator="\n").writerows([self.header, *self.rows])
-        paths = [Path(folder) / f"{self.file}{suffix}.{kind}" for kind in KINDS]
-        write_together(dict(zip(paths, [*contents, table.getvalue().encode()], strict=True)))
-        return paths
+        contents[Path(folder) / f"{self.file}{suffix}.csv"] = table.getvalue().encode()
+        write_together(contents)
+        return [*map(Path, contents)]
 
 
 class Figure(ABC):
@@ -86,7 +87,8 @@ class Figure(ABC):
         header: tuple[str, ...],
         rows: Sequence[Sequence[Any]],
     ) -> DrawnFigure:
-        """Return the drawn figure, with the names of the subjects in its title."""
+        """Return the drawn figure, with letters on its panels and the names of the subjects in its title."""
+        letter(sheet)
         title = f"{self.title} ({', '.join(one.label for one in subjects)})"
         return DrawnFigure(self.file, title, caption, sheet, header, rows)
 
@@ -114,6 +116,9 @@ def draw_figures(
     roles: Roles | None = None,
     layer: int | None = None,
     head: int | None = None,
+    width: int | None = None,
+    headlines: bool = True,
+    vector: Literal["pdf", "svg"] = "pdf",
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Draw paper 1's Figures 1 to 10, paper 2's figure of norms, and every other figure of this package.
@@ -126,10 +131,13 @@ def draw_figures(
         maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
         roles: what the sinks of the model do (`find_roles`).
         layer, head: what Figures 1, 4, 6, 7 and 8 show; with ``layer`` alone they choose among its heads.
+        width: of a printed figure, in millimetres, such as 89 for one column and 183 for two.
+        headlines: writes what a figure shows above it.
+        vector: kind of the vector graphics.
         say: gets a line for each figure that cannot be drawn; earlier files of its name are removed.
 
     Returns:
-        The files written: PNG, PDF and CSV of each figure, in order.
+        The files written: PNG, PDF or SVG, and CSV of each figure, in order.
 
     Raises:
         CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, statistics counted
@@ -153,10 +161,13 @@ def draw_figures(
         with replaced_files(Path(out), TraceError) as place:  # a failed run leaves earlier figures
             for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
                 suffix = f"-{name_of_group}" if len(groups) > 1 else ""
-                with figure_style(wide=len(group) > 1):
+                with figure_style(wide=len(group) > 1, millimetres=width):
                     for figure in chosen:
                         try:
-                            paths += [Path(out) / one.name for one in figure.draw(group).save(place, suffix)]
+                            drawn = figure.draw(group)
+                            for part in () if headlines else (drawn.sheet, *drawn.sheet.subfigs):
+                                part.suptitle("")
+                            paths += [Path(out) / one.name for one in drawn.save(place, suffix, vector)]
                         except FigureError as error:
                             labels = ", ".join(one.label for one in group)
                             missing.append(f"Figure {figure.name} is not drawn for {labels}: {error}")
@@ -221,6 +232,6 @@ def _subjects(
 
 def _file_names(labels: Sequence[str]) -> list[str]:
     """Return a part of file names for every label, each different, also on disks that ignore case."""
-    names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] or "model" for label in labels]
-    different = len({name.casefold() for name in names}) == len(names)
-    return names if different else [f"{name}-{number}" for number, name in enumerate(names, 1)]
+    names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] for label in labels]
+    same = len({name.casefold() for name in names}) < len(names)
+    return [f"{name}-{number}" for number, name in enumerate(names, 1)] if same else names

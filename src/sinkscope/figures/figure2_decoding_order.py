@@ -11,7 +11,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch, Rectangle
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.style import BLUE, SKY, WIDE, new_sheet, plain, tick_label, token_label, whole_numbers
+from sinkscope.figures.style import BLUE, SKY, WIDE, new_sheet, plain, say, tick_label, token_label, whole_numbers
 from sinkscope.figures.subject import FigureError, Subject
 
 SNAPSHOTS = (0.2, 0.5, 0.8)
@@ -30,9 +30,11 @@ class DecodingOrder(Figure):
     title = "Figure 2: how the models decode"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        answering = [one for one in subjects if len(one.last_canvas) > one.prompt_length and len(one.written)]
+        diffusing = [one for one in subjects if not one.trace.causal]
+        answering = [one for one in diffusing if len(one.last_canvas) > one.prompt_length and len(one.written)]
         if not answering:
-            raise FigureError("the trace does not say which tokens were committed")
+            why = "does not say which tokens were committed" if diffusing else "is of a causal model"
+            raise FigureError(f"the trace {why}")
         many = len(answering) > 1
         wrap = 12 if many else 16
         cells = max(min(MOST_CELLS, len(one.last_canvas) - one.prompt_length) for one in answering)
@@ -56,17 +58,16 @@ class DecodingOrder(Figure):
         grid[1, 0].set_ylabel("step")
         look: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
         handles = [Patch(facecolor=colour, label=state, **look) for state, colour in COLOURS.items()]
-        sheet.legend(handles=handles, loc="outside lower center", ncols=4)
-        sheet.suptitle("How the answer is decoded: snapshots above, every step below", x=0.01, ha="left")
+        sheet.legend(handles=handles, loc="outside lower center", ncols=4 if sheet.get_figwidth() > 4 else 2)
         parts = []
         for one in answering:
             right = rightward(one.written)
             share = f"{right or 0:.0%} of the commits stand right of a token of the step before"
             parts.append(f"{one.label}: {'one step commits all tokens' if right is None else share}")
+        say(sheet, *parts)
         caption = (
             "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step "
-            f"commits (writes). Below: all steps. {'; '.join(parts)}. What it does not show: how sure the model was, "
-            "and what it would have written elsewhere."
+            "commits (writes). Below: all steps. What it does not show: how sure the model was."
         )
         header = ("model", "position", "position_in_answer", "step_committed", "order", "token")
         return self.drawn(answering, sheet, caption, header, rows)

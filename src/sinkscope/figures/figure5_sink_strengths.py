@@ -7,7 +7,7 @@ import numpy as np
 
 from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain
+from sinkscope.figures.style import HEAT, WIDE, WIDER, new_sheet, number, plain, say
 from sinkscope.figures.subject import RUNNING_SUMS, Subject, of_newest
 
 MOST_CELLS_WITH_NUMBERS = 200
@@ -38,20 +38,18 @@ class SinkStrengths(Figure):
         grid[0].set_ylabel("layer")
         shares = np.concatenate([one.summary.steps_with_sink.ravel() / one.summary.steps for one in subjects])
         signs = ["hatched: a sink in fewer than half of the steps"] * bool(((shares > 0) & (shares < 0.5)).any())
-        if signs := [*signs, *["–: a sink in no step"] * bool((shares == 0).any())]:
+        if signs := [*signs, *["grey: a sink in no step"] * bool((shares == 0).any())]:
             sheet.supxlabel("; ".join(signs), fontsize="small")
-        sheet.suptitle("Strength of the main sink by layer and head,\nmean over steps", x=0.01, ha="left")
-        found = [(one.label, one.summary.steps_with_sink > 0) for one in subjects]
-        parts = (
-            f"{label}: {int(sinks.sum())} of {sinks.size} heads have a sink in some step" for label, sinks in found
-        )
-        movement = "; its movement is read from {queries}, in which other heads may have a sink"
-        newest = of_newest(subjects, f"{RUNNING_SUMS}{movement}.")
+        parts = []
+        for one in subjects:
+            found = one.summary.steps_with_sink / one.summary.steps
+            some = f"{(found > 0).sum()} of {found.size} heads have a sink in some step"
+            parts.append(f"{one.label}: {some}, {(found >= 0.5).sum()} in half of the steps or more")
+        say(sheet, *parts)
         caption = (
             "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in "
-            "which the head has one; layer 0 is next to the embedding. Counted over all queries, "
-            f"{'; '.join(parts)}.{newest} What it does not show: the other sinks of a head, and whether the main sink "
-            "is the same token throughout."
+            f"which the head has one; layer 0 is next to the embedding.{of_newest(subjects, f'{RUNNING_SUMS}.')} What "
+            "it does not show: the other sinks of a head, and whether the main sink is the same token throughout."
         )
         header = ("model", "layer", "head", "mean_main_sink_column_sum", "steps_with_main_sink", "steps")
         return self.drawn(subjects, sheet, caption, header, rows)
@@ -77,8 +75,7 @@ def draw_strengths(axes: Any, one: Subject, most: float) -> Any:
             box = {"facecolor": colours(strength / most), "edgecolor": "none", "pad": 0.8}
         if mean.size <= MOST_CELLS_WITH_NUMBERS:
             look = {"color": "white" if strength < 0.6 * most else "black", "fontsize": "small", "bbox": box}
-            text = "–" if np.isnan(strength) else f"{strength:.1f}"
-            axes.text(head, layer, text, ha="center", va="center", **look)
+            axes.text(head, layer, "" if np.isnan(strength) else f"{strength:.1f}", ha="center", va="center", **look)
     axes.spines[:].set_visible(False)
     for axis, count in ((axes.yaxis, mean.shape[0]), (axes.xaxis, mean.shape[1])):
         axis.set_ticks(range(0, count, 1 if count <= 16 else 4))

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
 from sinkscope.figures.incoming_attention import Cut
 from sinkscope.figures.style import (
@@ -19,23 +20,23 @@ from sinkscope.figures.style import (
     curve,
     new_sheet,
     plain,
+    say,
     spread_out,
     tick_label,
     token_label,
     whole_numbers,
 )
-from sinkscope.figures.subject import Subject, of_newest
+from sinkscope.figures.subject import OF_MOVES, Subject, of_newest
 from sinkscope.sinks import HeadMovement
 
 ASKED_FOR = "asked for"
-REASONS = ("most moves", "most positions", "most static")
 LOOKS = ((VERMILLION, "o"), (BLUE, "^"), (GREEN, "s"))
 LETTERS = 13  # of a legend, to an inch of a sheet
 
 
 @final
 class SinkPositions(Figure):
-    """The heads with most moves, with most positions, and with the longest stay."""
+    """The clearest head, the one with most moves, and the one with the longest stay."""
 
     name = "7"
     file = "figure7-main-sink-position"
@@ -59,33 +60,28 @@ class SinkPositions(Figure):
                 for step, position, token in one.written.tolist()
             ]
         grid[0].set_ylabel("position in the canvas")
-        sheet.suptitle("Position of the main sink over steps", x=0.01, ha="left")
-        newest = of_newest(
-            subjects, "the main sink is read from {queries}; in the first steps these are too few for Eq. 3 to hold."
-        )
-        which, extremes = "the head that was asked for", ""
-        if subjects[0].only is None:
-            which = f"the heads with the most moves, the most positions and the longest stay{subjects[0].where}"
-            extremes = " these heads are the extremes (the table has the moves per head), and"
+        say(sheet, *(f"{one.label}: {one.headline}" for one in subjects))
         caption = (
-            "Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step, in "
-            f"{which}; a gap is a step without a sink. Long parts of the prompt without one of these main sinks are "
-            "left out. Crosses: the token committed in that step. Tokens on the right are named as in the final "
-            f"canvas.{newest} What it does not show:{extremes} a sink that jumps to and fro may be two steady sinks of "
-            "nearly equal strength."
+            "Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step; a gap is a step "
+            "without a sink, a cross the token committed. Long parts of the prompt without one of these are left "
+            f"out.{of_newest(subjects, 'few of {queries} are there in the first steps.')} {OF_MOVES} What it does not "
+            "show: the other heads."
         )
         header = ("model", "series", "layer", "head", "step", "position", "token")
         return self.drawn(subjects, sheet, caption, header, rows)
 
 
 def chosen_heads(one: Subject) -> dict[HeadMovement, str]:
-    """Return, with the reasons, the heads with the most moves, the most positions, and the longest stay."""
-    found = one
-    if found.only is not None:
-        return {found.only: ASKED_FOR}
+    """Return, with the reasons, the clearest head, of those that move beyond chance the one with most moves, and the
+    one with the longest stay.
+    """
+    if one.only is not None:
+        return {one.only: ASKED_FOR}
+    found = [(max(one.moving, key=lambda head: head.moves), "most moves")] if one.moving else []
+    found += [(one.clearest, "clearest move" if one.clearest in one.moving else "strongest")]
     reasons: dict[HeadMovement, list[str]] = {}
-    for head, why in zip((found.most_moves, found.most_positions, found.most_static), REASONS, strict=True):
-        if head is not None and (head.moves or why != "most moves"):
+    for head, why in [*found, (one.most_static, "longest stay")]:
+        if head is not None:
             reasons.setdefault(head, []).append(why)
     return {head: " and ".join(why) for head, why in reasons.items()}
 
@@ -93,7 +89,7 @@ def chosen_heads(one: Subject) -> dict[HeadMovement, str]:
 def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], letters: int) -> None:
     """Draw position against step for some heads of a trace; ``letters`` fit into a line of a legend."""
     answer = range(one.prompt_length, len(one.last_canvas))
-    mains = [one.main[:, head.layer, head.head] for head in heads]
+    mains = list(map(one.of_head, heads))
     stood = Counter(position for main in mains for position in main.tolist() if position >= 0)
     cut = Cut.around([*answer, *stood], len(one.last_canvas))
     places = cut.places
@@ -108,7 +104,9 @@ def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], lett
     axes.plot(one.written[:, 0], places[one.written[:, 1]], marker="x", label="token committed", **cross)
     for (head, why), main, (colour, marker) in zip(heads.items(), mains, LOOKS, strict=False):
         reason = "" if why == ASKED_FOR else f": {why}"
-        seen = f"({one.movement_text(head)})".replace(" ", "\N{NO-BREAK SPACE}")
+        seen = f"({counted(head.moves, 'move')}, {counted(head.swaps, 'change')} of rank)".replace(
+            " ", "\N{NO-BREAK SPACE}"
+        )
         label = textwrap.fill(f"{one.head_name(head.layer, head.head)}{reason} {seen}", letters - 8)
         look = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linewidth": 0.9}
         curve(axes, np.where(main >= 0, places[main], np.nan), colour, marker, label, 3, **look)
@@ -121,8 +119,7 @@ def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], lett
     axes.set_ylim(-0.03 * top - 0.5, 1.03 * top + 0.5)
     ticks = cut.ticks()
     axes.set_yticks(places[ticks], [str(position) for position in ticks])
-    cuts = f"; {cut.left_out} tokens of the prompt left out" if cut.left_out else ""
-    axes.set_title(textwrap.fill(f"{plain(one.heading)}, from {one.followed.queries_text}{cuts}", letters - 10))
+    axes.set_title(textwrap.fill(f"{plain(one.heading)}, from {one.followed.queries_text}", letters - 10))
     if stood:  # name the positions where the sinks drawn are longest
         longest = {float(places[at]): at for at in sorted(stood, key=lambda at: (-stood[at], at))}
         kept = spread_out(list(longest), top / 28, 16)

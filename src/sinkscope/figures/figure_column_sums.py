@@ -11,7 +11,7 @@ from matplotlib import colormaps
 from matplotlib.colors import LogNorm
 
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.style import BLUE, HEAT, SERIES, VERMILLION, WIDE, WIDER, new_sheet, number, plain
+from sinkscope.figures.style import BLUE, HEAT, SERIES, VERMILLION, WIDE, WIDER, new_sheet, number, plain, say
 from sinkscope.figures.subject import OF_LINE, RUNNING_SUMS, Subject, of_newest
 from sinkscope.statistics import EPSILONS
 from sinkscope.statistics.step import BINS_PER_QUERY
@@ -46,15 +46,14 @@ class ColumnSums(Figure):
             rows += [(one.label, *bin, line) for bin in bins]
         grid[0].set_xlim(0, 1.03 * end)
         grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
-        sheet.suptitle("Column sums over all steps, layers and heads", x=0.01, ha="left")
         found = ((one.label, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
-        shares = "; ".join(f"{label}: {share:.2%} of the columns are sinks" for label, share in found)
+        shares = [f"{label}: {share:.2%} of the columns are sinks by Eq. 3" for label, share in found]
+        say(sheet, *shares)
         caption = (
-            "A column is the attention that one token receives in one head at one step. Its sum is given in queries' "
-            "worth: if all S tokens of a canvas shared the attention of S queries alike, every sum would be 1. "
-            f"{OF_LINE} {shares}.{of_newest(subjects, f'{RUNNING_SUMS}.')}{WIDE_BINS} What it does not show: which "
-            "tokens these are, and that successive steps have nearly the same columns, so the counts are not "
-            "independent. In queries' worth, one ε asks for a smaller share of all attention the longer the canvas is."
+            "A column sum is the attention that one token receives in one head at one step, in queries' worth: 1 where "
+            "all tokens get alike. "
+            f"{OF_LINE}{of_newest(subjects, f'{RUNNING_SUMS}.')}{WIDE_BINS} What it does not show: which tokens these "
+            "are, and that successive steps have nearly the same columns."
         )
         header = ("model", "column_sum_from", "column_sum_to", "columns", "threshold_column_sum")
         return self.drawn(subjects, sheet, caption, header, rows)
@@ -129,12 +128,13 @@ class ColumnSumsByLayer(Figure):
         grid[0].set_ylabel("layer")
         bar = sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01)
         bar.set_label("share of the layer's columns\n(log scale; white: none)")
-        sheet.suptitle("Column sums by layer, over all steps and heads", x=0.01, ha="left")
+        means = [np.nan_to_num([np.nanmean([0, *row]) for row in one.summary.mean_strength]) for one in subjects]
+        best = [f"layer {mean.argmax()} ({mean.max():.1f} queries' worth a head)" for mean in means]
+        say(sheet, *(f"{one.label}: sinks are strongest in {where}" for one, where in zip(subjects, best, strict=True)))
         caption = (
-            f"The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. {OF_LINE} A layer with "
-            "few, strong sinks has a gap between the mass on the left and single bins far to the "
-            f"right.{of_newest(subjects, f'{RUNNING_SUMS}.')}{WIDE_BINS} What it does not show: which heads and tokens "
-            "these are, and how many steps they last."
+            "The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. "
+            f"{OF_LINE}{of_newest(subjects, f'{RUNNING_SUMS}.')}{WIDE_BINS} What it does not show: which heads and "
+            "tokens these are."
         )
         header = ("model", "layer", "column_sum_from", "column_sum_to", "columns")
         return self.drawn(subjects, sheet, caption, header, rows)
@@ -175,15 +175,17 @@ class Thresholds(Figure):
             axes.text(excess + 0.12, grid[0].get_ylim()[0], f" ε = {excess:g}", va="bottom", fontsize="small")
         grid[0].set_ylabel("tokens that are not sinks, %")
         sheet.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
-        sheet.suptitle("Share of tokens that are not sinks against the threshold", x=0.01, ha="left")
         at = int(np.searchsorted(EPSILONS, PAPER_EPSILON))
         found = ((one.label, not_sinks(one)[:, at]) for one in subjects)
-        both = "; ".join(f"{label}: {queries:.2%} and {percent:.2%}" for label, (queries, percent) in found)
+        both = [
+            f"{label}: {queries:.1%} of the tokens are no sinks at ε = 3 (in percent: {percent:.1%})"
+            for label, (queries, percent) in found
+        ]
+        say(sheet, *both)
         caption = (
             "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns by "
             "more than ε. Left: column sums in queries' worth of attention. Right: columns in percent of all "
-            f"attention. At ε = 3: {both}. What it does not show: the two units agree only in steps of 100 queries "
-            "(without a cache, S = 100 tokens). In queries' worth one ε asks for a smaller share of all attention the "
+            "attention. What it does not show: in queries' worth one ε asks for a smaller share of all attention the "
             "longer the canvas is, so curves of different S cannot be compared on the left."
         )
         header = ("model", "positions", "unit", "epsilon", "share_not_sinks", "columns")

@@ -1,5 +1,6 @@
 """Figures 4, 6 and 8, which show attention maps: a jump of a main sink, groups of queries, the first and last step."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -18,14 +19,16 @@ from sinkscope.figures.style import (
     new_sheet,
     number,
     plain,
+    say,
     token_label,
     whole_numbers,
 )
-from sinkscope.figures.subject import FigureError, Flash, Jump, Split, Subject
+from sinkscope.figures.subject import OF_MOVES, FigureError, Flash, Jump, Split, Subject
 from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.followed_columns import followed_queries
 
 HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
+CLOSE = 0.9  # of the attention of the new main sink; an old one that has more has only lost its rank
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 Rows = list[tuple[Any, ...]]
 
@@ -53,12 +56,17 @@ class SinkJump(Figure):
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         jumping = [(one, jump) for one in subjects if (jump := one.jump) is not None]
         if not jumping:
-            raise FigureError(f"no main sink{subjects[0].where} moves from one step to the next")
+            raise FigureError(f"no main sink{subjects[0].where} moves more than with the steps shuffled")
         sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.6, apart=0.12)
         rows: Rows = []
         for part, (one, jump) in zip(sheet.subfigures(1, len(jumping), squeeze=False)[0], jumping, strict=True):
             rows += _draw_jump(part, one, jump)
-        return self.drawn([one for one, _ in jumping], sheet, _caption_of_jumps(jumping), HEADER, rows)
+        caption = (
+            f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}, of the heads that "
+            f"move. {OF_MOVES} Triangles: the sink before (vermillion) and after (blue). Below: both keys' shares of "
+            "attention, and how much queries attend to themselves. What it does not show: other heads."
+        )
+        return self.drawn([one for one, _ in jumping], sheet, caption, HEADER, rows)
 
 
 def _draw_jump(part: Any, one: Subject, jump: Jump) -> Rows:
@@ -72,13 +80,14 @@ def _draw_jump(part: Any, one: Subject, jump: Jump) -> Rows:
         rows += _map_rows(one, name, (step, jump.layer, jump.head), attention)
     panels["before"].set_ylabel("query (position)")
     scale_of_maps(part, image, [panels["before"], panels["after"]])
-    share, mean, axes = shares(one, jump), self_attention(one, jump), panels["over"]
+    share, axes = shares(one, jump), panels["over"]
     what = "share of all attention"
     for key, colour, marker in ((jump.before, VERMILLION, "o"), (jump.after, BLUE, "s")):
         for step, value in enumerate(share[:, key]):
             rows.append((one.label, what, step, jump.layer, jump.head, "all", key, number(value)))
         curve(axes, share[:, key], colour, marker, f"key {key}: {what}")
-    if mean is not None:
+    if "self_attention" in one.trace.tensors:
+        mean = np.nanmean(one.trace.self_attention[:, jump.layer, jump.head], axis=-1)
         for step, value in enumerate(mean):
             rows.append((one.label, "self-attention", step, jump.layer, jump.head, "mean", "itself", number(value)))
         curve(axes, mean, INK, "", "self-attention, mean over queries", linestyle="--")
@@ -89,9 +98,17 @@ def _draw_jump(part: Any, one: Subject, jump: Jump) -> Rows:
     axes.set_xlabel("step (grey: the jump)")
     axes.set_title("share of attention")  # as a label of the axis it would be cut off
     part.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    goes = f"the main sink goes from {jump.before} to {jump.after}{' (swap of rank)' if jump.swap else ''}"
-    part.suptitle(f"{plain(one.heading)}\n{one.head_name(jump.layer, jump.head)}: {goes}", x=0.01, ha="left")
+    say(part, f"{one.label}, {one.head_name(jump.layer, jump.head)}: {_goes(one, jump)}")
     return rows
+
+
+def _goes(one: Subject, jump: Jump) -> str:
+    """Tell a jump with the shares behind it: a change of rank is one of few thousandths."""
+    before, after = shares(one, jump)[jump.step + 1, [jump.before, jump.after]]
+    verb = "changes rank" if jump.swap or before > CLOSE * after else "moves"
+    shares_after = f"key {jump.after} has {after:.3f} of the attention, key {jump.before} {before:.3f}"
+    among = f"; main sinks move in {len(one.moving)} of {len(one.heads)} heads{one.where}" * (one.only is None)
+    return f"after step {jump.step} the main sink {verb}: {shares_after}{among}"
 
 
 def shares(one: Subject, jump: Jump) -> Float[np.ndarray, "step key"]:
@@ -100,43 +117,6 @@ def shares(one: Subject, jump: Jump) -> Float[np.ndarray, "step key"]:
     if "sink_token_columns" in one.trace.tensors:
         return columns / followed_queries(one.trace)[:, None]
     return columns / np.nansum(columns, axis=-1, keepdims=True)
-
-
-def self_attention(one: Subject, jump: Jump) -> Float[np.ndarray, " step"] | None:
-    """Return the mean attention of queries on themselves in the head of the jump; None where it was not kept."""
-    if "self_attention" not in one.trace.tensors:
-        return None
-    return np.nanmean(one.trace.self_attention[:, jump.layer, jump.head], axis=-1)
-
-
-def absorbed(one: Subject, jump: Jump) -> float | None:
-    """Return the correlation over steps of the largest column's share and the mean self-attention in its head."""
-    mean = self_attention(one, jump)
-    if mean is None or one.summary.steps < 3:
-        return None
-    share = np.nanmax(shares(one, jump), axis=-1)
-    return float(np.corrcoef(share, mean)[0, 1]) if share.std() > 0 and mean.std() > 0 else None
-
-
-def _caption_of_jumps(jumping: Sequence[tuple[Subject, Jump]]) -> str:
-    parts = []
-    for one, jump in jumping:
-        together = absorbed(one, jump)
-        said = (
-            f"{one.label}: {abs(jump.distance)} positions to the {'right' if jump.distance > 0 else 'left'} after step"
-        )
-        said += f" {jump.step}{' (both positions are sinks before and after: they swap their rank)' * jump.swap}"
-        if together is not None:
-            said += f"; correlation over steps between the main column's share and self-attention {together:+.2f}"
-        parts.append(said)
-    itself = any("self_attention" in one.trace.tensors for one, _ in jumping)
-    return (
-        f"Attention maps before and after the longest jump of a main sink{jumping[0][0].where}. Triangles: the sink "
-        "before (vermillion) and after (blue). Below: both keys' shares of attention over all "
-        f"steps{', and how much queries attend to themselves' if itself else ''}. {'; '.join(parts)}. What it does not "
-        "show: this is the most extreme case of all those, and a correlation over neighbouring steps is no evidence "
-        "of a cause."
-    )
 
 
 @final
@@ -159,22 +139,16 @@ class QueryGroups(Figure):
         rows: Rows = []
         for part, (one, split) in zip(sheet.subfigures(1, len(splitting), squeeze=False)[0], splitting, strict=True):
             above, below = part.subfigures(2, 1, height_ratios=[1.25, 1]) if flashing else (part, None)
-            above.suptitle(plain(one.heading), x=0.01, ha="left")
+            keys = f"masked queries attend most to key {split.masked_key}, the others to key {split.unmasked_key}"
+            say(above, f"{one.label}: in {one.head_name(split.layer, split.head)} {keys} in step {split.step}")
             rows += _draw_split(above, one, split)
             if (flash := one.flash) is not None:
                 rows += _draw_flash(below, one, flash)
-        where = splitting[0][0].where
-        parts = [
-            f"{one.label}: each of the two keys gets at least {split.clarity:.2f} of a query's attention more from its "
-            "own group"
-            for one, split in splitting
-        ]
         caption = (
-            f"Above: the step and head in which masked and unmasked queries differ most clearly{where} (at least 8 "
-            "queries each): the map, and the mean over the queries of each group, so that a small group counts as "
-            "much as a large one. Below, where there is one: the strongest sink that lives for one step"
-            f"{where}, with the steps around it. Triangles: the keys named. {'; '.join(parts)}. What it does not "
-            "show: these are the clearest of those heads and steps, not typical ones."
+            "Above: the step and head in which masked and unmasked queries differ most clearly (at least 8 queries "
+            "each): the map, and the mean over the queries of each group. Below: the strongest sink that lives for "
+            "one step, with the steps around it. Triangles: the keys named. What it does not show: typical heads and "
+            "steps."
         )
         return self.drawn([one for one, _ in splitting], sheet, caption, HEADER, rows)
 
@@ -222,8 +196,7 @@ def _draw_flash(part: Any, one: Subject, flash: Flash) -> Rows:
         rows += _map_rows(one, "one step", (step, flash.layer, flash.head), attention)
     grid[0].set_ylabel("query (position)")
     scale_of_maps(part, image, list(grid))
-    title = f"A sink that lives one step: key {flash.position}, {one.head_name(flash.layer, flash.head)}"
-    part.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    say(part, f"The strongest sink of one step: key {flash.position}, {one.head_name(flash.layer, flash.head)}")
     return rows
 
 
@@ -240,7 +213,7 @@ class FirstAndLastMaps(Figure):
         if not chosen:
             raise FigureError("no head has a main sink, or there is only one step")
         many, lines = len(chosen) > 1, max(len(heads) for _, heads in chosen)
-        sheet = new_sheet(5.9 * len(chosen) if many else WIDE, 0.6 + (3.4 if many else 2.9) * lines)
+        sheet = new_sheet(5.9 * len(chosen) if many else WIDE, 1.0 + (3.4 if many else 2.9) * lines)
         rows: Rows = []
         for part, (one, heads) in zip(sheet.subfigures(1, len(chosen), squeeze=False)[0], chosen, strict=True):
             grid = part.subplots(lines, 2, squeeze=False)
@@ -258,29 +231,29 @@ class FirstAndLastMaps(Figure):
                     rows += _map_rows(one, why, (step, *place), attention)
                 grid[row, 0].set_ylabel(f"{why.replace(', ', chr(10))}\nquery (position)")
             scale_of_maps(part, image, list(grid[: len(heads)].flat), aspect=40, shrink=0.6)
-            part.suptitle(plain(one.heading), x=0.01, ha="left")
-        first = chosen[0][0]
-        which = (
-            f"Above: the head{first.where} whose main sink stays longest at one position. Below, where there is "
-            "another: the head whose main sink drifts left the fastest (least-squares slope over the steps that have "
-            "one, at least half of them); where none drifts left, the fastest to the right."
-        )
-        if first.only is not None:
-            which = "The head is the one that was asked for."
+            stays = one.of_head(heads[0][1])
+            (at, steps), *_ = Counter(stays[stays >= 0].tolist()).most_common(1)
+            stays = f"at position {at} in {steps} of {len(stays)}"
+            drift = f"{len(one.drifting)} of {len(one.heads)} heads{one.where} drift more than by chance"
+            say(part, f"{one.label}: a main sink stays {stays} steps; {drift}")
         caption = (
-            f"Attention maps of the first and the last step. {which} Triangles: the main sink of that step. What it "
-            "does not show: the other heads, and the way from the first to the last step."
+            "Attention maps of the first and the last step. Fixed sink: the head whose main sink stays longest at one "
+            "position. Drifts: the fastest to the left, else to the right, of the heads whose slope is steeper than "
+            "that of 95 % of the orders of their stays, corrected for the number of heads. Triangles: the main sink "
+            "of that step. What it does not show: the other heads, and the way from the first to the last step."
         )
         return self.drawn([one for one, _ in chosen], sheet, caption, HEADER, rows)
 
 
 def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
-    """Return the heads whose main sink stays longest and drifts left the fastest, with their names."""
+    """Return the heads whose main sink stays longest, and drifts the fastest beyond chance, with their names."""
     if one.only is not None:
         return [("asked for", one.only)]
-    static, drifting = one.most_static, one.leftmost
-    heads = [] if static is None else [("fixed sink", static)]
-    if drifting is not None and drifting != static:
-        drift = drifting.drift_per_step or 0
-        heads.append((f"drifts {'left' if drift < 0 else 'right'}, {drift:+.2f} positions a step", drifting))
+    heads = [] if one.most_static is None else [("fixed sink", one.most_static)]
+    if one.drifting:
+        drift = one.drifting[0].drift_per_step or 0
+        among = f"one of {len(one.drifting)} of {len(one.heads)} heads that drift"
+        heads.append(
+            (f"drifts {'left' if drift < 0 else 'right'}, {drift:+.2f} positions a step, {among}", one.drifting[0])
+        )
     return heads

@@ -7,7 +7,7 @@ import numpy as np
 
 from sinkscope.counts import counted
 from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain
+from sinkscope.figures.style import BLUE, VERMILLION, WIDE, WIDER, new_sheet, number, plain, say
 from sinkscope.figures.subject import FigureError, Subject
 from sinkscope.statistics.norms import NORM_KINDS
 
@@ -17,6 +17,8 @@ LABELS = {
     "hidden": "hidden norm ‖x‖",
     "contribution": "contribution c·‖v‖",
 }
+
+MASSIVE = 20  # times the median of other tokens; on a linear axis nothing else would be seen
 
 
 @final
@@ -42,36 +44,33 @@ class SinkNorms(Figure):
             grid = sheet.subplots(2, 2, squeeze=False).reshape(-1, 1)[: len(kinds)]
         rows: list[tuple[Any, ...]] = []
         for kind, panels in zip(kinds, grid, strict=True):
-            tops = [0.0]
+            means = [
+                one.summary.norms.mean[NORM_KINDS.index(kind)] for one in with_norms if kind in recorded_kinds(one)
+            ]
+            massive = any(np.nanmax(mean) > MASSIVE * np.nanmedian(mean[1]) for mean in means)
             for axes, one in zip(panels, with_norms, strict=True):
                 if kind in recorded_kinds(one):
-                    top, lines = _draw(axes, one, kind)
-                    tops.append(top)
-                    rows += lines
-                if axes is panels[0]:
-                    axes.set_ylabel(LABELS[kind])
+                    rows += _draw(axes, one, kind)
                 if kind == kinds[-1] or not many:
                     axes.set_xlabel("layer")
                 if many and kind == kinds[0]:
                     axes.set_title(plain(one.heading))
             for axes in panels:
-                axes.set_ylim(0, 1.05 * (max(tops) or 1))
+                axes.set_yscale("log", nonpositive="clip") if massive else axes.set_ylim(bottom=0)
+            panels[0].set_ylabel(LABELS[kind] + " (log scale)" * massive)
         sheet.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        name = "" if many else f",\n{plain(with_norms[0].heading)}"
-        sheet.suptitle(f"Norms of sinks and of other tokens by layer{name}", x=0.01, ha="left")
         parts = []
         for one in with_norms:
             if "value" in recorded_kinds(one):
                 sinks, others = one.summary.norms.mean[NORM_KINDS.index("value")]
                 of = f"of the {counted(int((~np.isnan(sinks)).sum()), 'layer')} that have sinks"
                 parts.append(f"{one.label}: sinks have the smaller value norms in {int((sinks < others).sum())} {of}")
+        say(sheet, *(parts or (f"{one.label}: norms of sinks and of other tokens" for one in with_norms)))
         caption = (
             "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters "
             "the layer, for tokens that are sinks by Eq. 3 in a head and for all others, over steps, heads and "
             "positions; bars are standard deviations. Contribution: column sum times value norm, the amount that a "
-            f"token adds to all queries together; near zero for a sink that does nothing. {'; '.join(parts)}. What it "
-            "does not show: directions. Steps and positions are not independent, so the bars are spreads, not errors "
-            "of the means."
+            "token adds to all queries together. What it does not show: directions."
         )
         header = ("model", "kind", "layer", "tokens", "mean", "standard_deviation", "effect_size")
         return self.drawn(with_norms, sheet, caption, header, rows)
@@ -82,15 +81,15 @@ def recorded_kinds(one: Subject) -> list[str]:
     return [kind for kind, total in zip(NORM_KINDS, one.summary.norms.total, strict=True) if total.any()]
 
 
-def _draw(axes: Any, one: Subject, kind: str) -> tuple[float, list[tuple[Any, ...]]]:
-    """Draw means and standard deviations of sinks and others; return the upper end of the largest, and the rows."""
+def _draw(axes: Any, one: Subject, kind: str) -> list[tuple[Any, ...]]:
+    """Draw means and standard deviations of sinks and others, and return the rows."""
     norms, at = one.summary.norms, NORM_KINDS.index(kind)
     means, spreads, effects = norms.mean[at], norms.deviation[at], norms.effect[at]
     layers = np.arange(means.shape[1])
     looks = ((VERMILLION, "o", "sinks (Eq. 3)", -0.12), (BLUE, "s", "other tokens", 0.12))
     for mean, spread, (colour, marker, name, shift) in zip(means, spreads, looks, strict=True):
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.0, "elinewidth": 0.7}
-        axes.errorbar(layers + shift, mean, spread, capsize=2, label=f"{name}: mean ± standard deviation", **look)
+        axes.errorbar(layers + shift, mean, spread, capsize=2, label=name, **look)
     axes.set_xticks(layers[:: 1 if len(layers) <= 16 else 4])
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.5)
     rows = []
@@ -98,4 +97,4 @@ def _draw(axes: Any, one: Subject, kind: str) -> tuple[float, list[tuple[Any, ..
         for group, name in enumerate(("sinks", "others")):
             values = (means[group, layer], spreads[group, layer], effects[layer])
             rows.append((one.label, kind, layer, name, *("" if np.isnan(value) else number(value) for value in values)))
-    return float(np.nanmax(means + spreads, initial=0)), rows
+    return rows

@@ -23,7 +23,6 @@ from sinkscope.traces.stored_maps import check_place
 Place = tuple[int | None, int | None]
 """A layer and a head; None stands for all."""
 MOST_NAMES = 14
-MASK = "[M]"
 SATURATED = 0.95
 """Share of the steps whose largest column is no darker than the darkest colour."""
 MARGIN, LEAST_CUT, GAP = 4, 30, 3
@@ -47,10 +46,6 @@ class Cut:
                 windows.append([position - MARGIN, position + MARGIN + 1])
         windows[-1][1] = width if width - windows[-1][1] < LEAST_CUT else windows[-1][1]
         return cls(tuple((first, min(end, width)) for first, end in windows if end), width)
-
-    @property
-    def left_out(self) -> int:
-        return self.width - sum(end - first for first, end in self.windows)
 
     @cached_property
     def places(self) -> Float[np.ndarray, " position"]:
@@ -91,7 +86,8 @@ class Incoming:
         """Return the followed columns of a head, or their mean over a layer's or all heads; only these are read."""
         check_excess(float(excess), "queries")
         layer, head = check_head(trace, (layer, head))
-        commits = commits_of(trace.written[:] if "written" in trace.tensors else None, trace.manifest.get("mask_id"))
+        written = trace.written[:] if "written" in trace.tensors else None
+        commits = commits_of(written, trace.tokens[:], trace.manifest.get("mask_id"))
         if layer is not None and head is not None:
             found = followed_sinks(trace, excess, "queries", None, slice(layer, layer + 1), slice(head, head + 1))
             values, main = found[0][:, 0, 0], main_sinks(found[2], found[1])[:, 0, 0]
@@ -115,16 +111,6 @@ class Incoming:
         answer = range(self.prompt_length, len(self.canvas))
         strongest = np.argsort(-np.nan_to_num(values).mean(axis=0), kind="stable")[:3].tolist()
         return Cut.around([*answer, *strongest, *(position for position, _, _ in self.stays)], len(self.canvas))
-
-    def name_of(self, position: int, first: int, last: int) -> str:
-        """Return the token under a main sink while it stayed, with its position; a mask with its later token."""
-        tokens = self.trace.tokens[first : last + 1, position]
-        masked = (tokens == self.trace.manifest.get("mask_id")).all()
-        label = tick_label(self.trace, int(self.canvas[position] if masked else tokens[-1]))
-        label = label.replace(" ", "\N{NO-BREAK SPACE}")
-        if masked:
-            return f"a mask ({position}{'' if label == MASK else f', later “{label}”'})"
-        return f"“{label}” ({position})"
 
 
 def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
@@ -156,10 +142,14 @@ def followed_columns(trace: Trace, layer: int, head: int) -> Float[np.ndarray, "
     return Followed.of(trace).columns(trace, slice(layer, layer + 1), slice(head, head + 1))[:, 0, 0]
 
 
-def commits_of(written: Int[np.ndarray, "step position"] | None, mask_id: int | None) -> Int[np.ndarray, "commit 3"]:
-    """Return (step, position, token) of every recorded commit; a position that is masked again is no commit."""
+def commits_of(
+    written: Int[np.ndarray, "step position"] | None, tokens: Int[np.ndarray, "step position"], mask_id: int | None
+) -> Int[np.ndarray, "commit 3"]:
+    """Return (step, position, token) of every commit, from the canvases where none are recorded, as of other samplers'
+    loops; a position that is masked again is no commit.
+    """
     if written is None:
-        return np.zeros((0, 3), int)
+        written = np.where(tokens[1:] != tokens[:-1], tokens[1:], -1)
     step, position = np.nonzero((written >= 0) & (written != (-1 if mask_id is None else mask_id)))
     return np.stack([step, position, written[step, position]], axis=-1)
 
@@ -176,12 +166,12 @@ def last_canvas_of(
     return canvas
 
 
-def linear_norm(maps: Sequence[Float[np.ndarray, "step key"]]) -> Any:
-    """Return linear colours for maps: from 0 to the largest column of a step, or less where single steps stand out."""
-    from matplotlib.colors import Normalize
+def norm_of(maps: Sequence[Float[np.ndarray, "step key"]], gamma: float = 1) -> Any:
+    """Return colours for maps: from 0 to the largest column of a step, or less where single steps stand out."""
+    from matplotlib.colors import PowerNorm
 
     tops = [np.nanmax(values, axis=-1) for values in maps]
-    return Normalize(0, max(float(np.quantile(top, SATURATED)) for top in tops), clip=False)
+    return PowerNorm(gamma, 0, max(float(np.quantile(top, SATURATED)) for top in tops), clip=False)
 
 
 def draw_incoming(axes: Any, one: Incoming, norm: Any, cut: Cut, title: str, *, names: bool = True) -> Any:
@@ -225,36 +215,22 @@ def _name_tokens(axes: Any, one: Incoming, cut: Cut) -> float:
 
     size = 0.8 * float(rcParams["font.size"])
     points = axes.get_window_extent().width * 72 / axes.figure.dpi
-    most = int(points / (1.2 * size))
+    most = min(MOST_NAMES, int(points / (1.2 * size)))
     stayed: Counter[int] = Counter()
     for position, first, last in one.stays:
         stayed[position] += last - first + 1
-    named = [position for position in range(len(one.canvas)) if not np.isnan(cut.places[position])]
-    if len(named) > most:
-        named = sorted(sorted(stayed, key=lambda position: (-stayed[position], position))[: min(most, MOST_NAMES)])
+    shown = [position for position in range(len(one.canvas)) if not np.isnan(cut.places[position])]
+    if len(shown) > most:
+        shown = sorted(stayed, key=lambda position: (-stayed[position], position))
+    least = 1.2 * size * (float(np.nanmax(cut.places)) + 1) / points
+    at = {float(cut.places[position]): position for position in shown}
+    named = [at[place] for place in spread_out([*at], least * (1 - 1e-9), most)]
     labels = [tick_label(one.trace, int(one.canvas[position])) for position in named]
     if named:
-        above, least = axes.secondary_xaxis("top"), 1.2 * size * (float(np.nanmax(cut.places)) + 1) / points
-        places = apart(cut.places[named], least)
-        above.set_xticks(places, [plain(label) for label in labels], rotation=90, fontsize=size)
+        above = axes.secondary_xaxis("top")
+        above.set_xticks(cut.places[named], [plain(label) for label in labels], rotation=90, fontsize=size)
         for position, label in zip(named, above.get_xticklabels(), strict=True):
             label.set_color(VERMILLION if position in stayed else INK)
         above.tick_params(length=0, pad=2)
         above.spines[:].set_visible(False)
     return 6 + 0.62 * max(map(len, labels), default=0) * size
-
-
-def apart(places: Float[np.ndarray, " name"], least: float) -> Float[np.ndarray, " name"]:
-    """Return ascending places moved so far that neighbours are at least ``least`` apart."""
-    groups = [[place, 1] for place in places.tolist()]  # centre and number of names that touch each other
-    at = 0
-    while at + 1 < len(groups):
-        (one, many), (other, more) = groups[at], groups[at + 1]
-        if other - one >= least * (many + more) / 2 - 1e-9:
-            at += 1
-            continue
-        groups[at : at + 2] = [[(one * many + other * more) / (many + more), many + more]]
-        at = max(0, at - 1)
-    return np.array(
-        [centre + least * (number - (many - 1) / 2) for centre, many in groups for number in range(int(many))]
-    )

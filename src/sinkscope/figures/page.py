@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.figures.style import model_labels, provenance, token_label
 from sinkscope.figures.subject import Subject, subject_of
@@ -28,7 +27,7 @@ from sinkscope.statistics.movement import track_kinds
 from sinkscope.traces import Trace
 from sinkscope.traces.format import write_whole
 
-REPORT = "report.html"
+REPORT, EXPLORER = "report.html", "explorer.html"
 SINK_TOKENS = 8
 
 
@@ -56,7 +55,7 @@ def write_page(
     """Write a self-contained page about traces, and return its file.
 
     Args:
-        out: an ``.html`` file, or a folder, which gets a `REPORT`.
+        out: an ``.html`` file, or a folder, which gets a `REPORT`; an `EXPLORER` beside it is linked.
         figures: files of `draw_figures`; the PNG files among them are embedded with their captions.
         excess: ε of Eq. 3, in queries' worth.
         roles: what the sinks of the model do (`find_roles`).
@@ -80,7 +79,7 @@ def write_page(
     named = list(zip(traces, model_labels([trace.manifest for trace in traces]), strict=True))
     html = template.render(
         models=[_model(trace, label, excess, roles, command) for trace, label in named],
-        who=" and ".join(f"{label} ({counted(trace.steps, 'step')})" for trace, label in named),
+        explorer=EXPLORER if (path.parent / EXPLORER).exists() else "",
         excess=f"{excess:g}",
         tables=tables,
         notes=notes,
@@ -104,8 +103,9 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
         "prompt_length": trace.manifest.get("prompt_length", 0),
         "text": trace.manifest.get("text") or _read(trace, answer),
         "summary": None if one is None else _numbers(one),
+        "top": "" if one is None else one.headline.partition(";")[0],
+        "moving": 0 if one is None else len(one.moving),
         "roles": None if one is None else one.roles,
-        "canvas": [] if one is None else _canvas(one),
         "provenance": provenance(trace, command),
     }
 
@@ -113,22 +113,6 @@ def _model(trace: Trace, label: str, excess: float, roles: Roles | None, command
 def _read(trace: Trace, tokens: Any) -> str:
     mask = trace.manifest.get("mask_id")
     return "".join("[M]" if token == mask else trace.token_text(token) for token in map(int, tokens) if token >= 0)
-
-
-def _canvas(one: Subject) -> list[dict[str, Any]]:
-    """Return the tokens of the last canvas, each with its share of the main sinks of all steps, layers and heads."""
-    main = one.main
-    stood = np.bincount(main[main >= 0], minlength=len(one.last_canvas))
-    shades = np.sqrt(stood / max(1, stood.max(initial=0)))
-    when = {position: f"; written in step {step}" for step, position, _ in one.written.tolist()}
-    found = []
-    for position, token in enumerate(one.last_canvas.tolist()):
-        text = "↵\n" if token_label(one.trace, token) == "↵" else _read(one.trace, [token])
-        shade = f"{shades[position]:.2f}" if stood[position] else ""
-        title = f"position {position}: main sink in {stood[position] / main.size:.2%} of steps × heads"
-        title += when.get(position, "")
-        found.append({"text": text, "prompt": position < one.prompt_length, "shade": shade, "title": title})
-    return found
 
 
 def _figure(path: Path) -> dict[str, Any]:

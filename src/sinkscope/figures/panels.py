@@ -16,7 +16,7 @@ from jaxtyping import Float
 from sinkscope.errors import CallError
 from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
 from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
-from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, linear_norm
+from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, norm_of
 from sinkscope.figures.style import (
     BLUE,
     HEAT,
@@ -51,7 +51,7 @@ def incoming(
     one = Incoming.of(trace, layer, head, excess)
     with _axes(ax, 5.4, 3.4) as axes:
         title = f"{plain(model_label(trace.manifest))}, {one.name}"
-        image = draw_incoming(axes, one, linear_norm([one.values]), one.cut(one.values), title)
+        image = draw_incoming(axes, one, norm_of([one.values]), one.cut(one.values), title)
         axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
         axes.set_ylabel("step")
         whole_numbers(axes.yaxis)

@@ -1,9 +1,12 @@
 """The style of figures: colours (viridis, and Okabe and Ito's), type, sheets, and labels of models and tokens."""
 
 import io
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from sinkscope.counts import counted
@@ -17,12 +20,19 @@ SERIES = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, 
 WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its full width
 
 
+WIDTH: ContextVar[float | None] = ContextVar("WIDTH", default=None)
+"""Width in inches at which sheets are printed, whatever they are made for."""
+
+
 @contextmanager
-def figure_style(wide: bool = False) -> Iterator[None]:
-    """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, in larger type."""
+def figure_style(wide: bool = False, millimetres: int | None = None) -> Iterator[None]:
+    """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, in larger type,
+    one of a width in ``millimetres`` as it is.
+    """
     import matplotlib
 
-    size = 10.0 if wide else 8.0
+    size = 7.0 if millimetres else 10.0 if wide else 8.0
+    printed = WIDTH.set(millimetres and millimetres / 25.4)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rc("font", size=size)
@@ -33,9 +43,13 @@ def figure_style(wide: bool = False) -> Iterator[None]:
         matplotlib.rc("ytick", labelsize=size - 1)
         matplotlib.rcParams.update({"xtick.major.width": 0.6, "ytick.major.width": 0.6})
         matplotlib.rc("legend", fontsize=size - 1, frameon=False)
-        matplotlib.rc("savefig", dpi=160 if wide else 200)
+        matplotlib.rc("savefig", dpi=300 if millimetres else 160 if wide else 200)
         matplotlib.rc("pdf", fonttype=42)
-        yield
+        matplotlib.rc("svg", fonttype="none", hashsalt="sinkscope")
+        try:
+            yield
+        finally:
+            WIDTH.reset(printed)
 
 
 def new_sheet(width: float, height: float, apart: float = 0.04167) -> Any:
@@ -50,7 +64,27 @@ def new_sheet(width: float, height: float, apart: float = 0.04167) -> Any:
                 self.savefig(content, format="png")
             return content.getvalue()
 
-    return ShownSheet(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=apart))
+    printed = WIDTH.get() or width
+    size = (printed, height * min(1.0, max(0.8, printed / width)))
+    return ShownSheet(figsize=size, layout=ConstrainedLayoutEngine(h_pad=apart))
+
+
+def say(part: Any, *lines: str) -> None:
+    """Write the first lines of a sheet, or of a part of one: what it shows, wrapped to its width."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
+
+    size = FontProperties(size=rcParams["figure.titlesize"]).get_size_in_points()
+    letters = int(part.bbox.width / part.get_figure(root=True).dpi * 72 / (0.54 * size))
+    part.suptitle("\n".join(textwrap.fill(plain(line), letters) for line in lines), x=0.01, ha="left")
+
+
+def letter(sheet: Any) -> None:
+    """Name the panels of a sheet a, b, c … where it has several."""
+    panels = [one for one in sheet.axes if one.get_label() != "<colorbar>" and (one.has_data() or one.texts)]
+    for name, axes in zip(ascii_lowercase, panels if len(panels) > 1 else (), strict=False):
+        look: dict[str, Any] = {"fontweight": "bold", "ha": "right", "va": "bottom", "annotation_clip": False}
+        axes.annotate(name, (0, 1), (-9, 5), xycoords="axes fraction", textcoords="offset points", **look)
 
 
 def whole_numbers(*axes: Any) -> None:

@@ -1,5 +1,6 @@
 """The subject of a figure: one recorded generation, whose clearest effects it finds, or the statistics of many."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,8 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures.incoming_attention import Place, check_head, commits_of, last_canvas_of, stays_of
-from sinkscope.figures.style import model_label
+from sinkscope.figures.shuffled_steps import beyond_chance, p_of_drift, p_of_move
+from sinkscope.figures.style import model_label, tick_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.finding import check_reach
@@ -25,6 +27,7 @@ from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.reading import expect_steps
 
+MANY_MOVE = 0.1  # of the heads: from there on figures show one that moves
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 """Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""
 
@@ -35,8 +38,9 @@ class FigureError(SinkscopeError):
 
 @dataclass(frozen=True)
 class Jump:
-    """The main sink of a head is at another position one step later; clean: neither position is a sink in both steps;
-    swap: both are; held: the attention of the place before or after, the lesser, over the whole stay, in steps' worth.
+    """The main sink of a head is at another position one step later; swap: both positions are sinks in both steps;
+    held: the attention of the place before or after, the lesser, over the whole stay, in steps' worth; stayed: the
+    steps of the shorter stay.
     """
 
     step: int
@@ -44,13 +48,9 @@ class Jump:
     head: int
     before: int
     after: int
-    clean: bool
     swap: bool
     held: float = field(compare=False)
-
-    @property
-    def distance(self) -> int:
-        return self.after - self.before
+    stayed: int = field(compare=False)
 
 
 class Split(NamedTuple):
@@ -117,7 +117,7 @@ class Subject:
     def heading(self) -> str:
         cut = "" if self.manifest["complete"] else " (incomplete)"
         if self.recorded is not None:
-            return f"{self.label}{cut}, prompt of {counted(self.prompt_length, 'token')}"
+            return f"{self.label}{cut}" + (f", prompt of {counted(n, 'token')}" if (n := self.prompt_length) else "")
         return f"{self.label}{cut}, {counted(self.manifest['prompts'], 'prompt')}"
 
     @property
@@ -203,7 +203,7 @@ class Subject:
     @cached_property
     def written(self) -> Int[np.ndarray, "commit 3"]:
         """(step, position, token) of every recorded commit."""
-        return commits_of(self.prompt.canvas.written, self.prompt.canvas.settings.mask_id)
+        return commits_of(self.prompt.canvas.written, self.prompt.canvas.tokens, self.prompt.canvas.settings.mask_id)
 
     @cached_property
     def last_canvas(self) -> Int[np.ndarray, " position"]:
@@ -238,22 +238,51 @@ class Subject:
         """Largest column followed, sink or not, mean over steps; −1 in heads that were not asked for."""
         return np.where(self.asked, self.prompt.by_step.main_column.mean(axis=0), -1)
 
-    def steps_at(self, head: HeadMovement) -> Int[np.ndarray, " position"]:
-        """Return in how many steps the main sink of a head is at each position."""
-        main = self.main[:, head.layer, head.head]
-        return np.bincount(main[main >= 0], minlength=1)
+    def of_head(self, head: HeadMovement) -> Int[np.ndarray, " step"]:
+        """Return the positions of the main sink of a head, −1 without one."""
+        return self.main[:, head.layer, head.head]
 
-    def movement_text(self, head: HeadMovement) -> str:
-        swaps = f", {counted(head.swaps, 'swap')}" if head.swaps else ""
-        return f"{counted(int((self.steps_at(head) > 0).sum()), 'position')}, {counted(head.moves, 'move')}{swaps}"
+    @cached_property
+    def moving(self) -> list[HeadMovement]:
+        """The heads whose main sink stays around a move for longer than in shuffled steps, or drifts beyond chance."""
+        stayed = {(one.layer, one.head): one.stayed for one in sorted(self.moves, key=lambda move: move.stayed)}
+        heads = [one for one in self.heads if one.moves]
+        stays = [p_of_move(self.of_head(one), stayed[one.layer, one.head]) for one in heads]
+        drifts = [p_of_drift(stays_of(self.of_head(one))) for one in heads]
+        return beyond_chance(heads, np.minimum(1, 2 * np.minimum(stays, drifts)))
+
+    @cached_property
+    def drifting(self) -> list[HeadMovement]:
+        """The heads whose main sink drifts more than with its stays in random order; to the left and fastest first."""
+        heads = [one for one in self.heads if one.moves and 2 * one.steps_with_sink >= len(self.main)]
+        found = beyond_chance(heads, [p_of_drift(stays_of(self.of_head(one))) for one in heads])
+        return sorted(found, key=lambda head: (head.drift_per_step > 0, -abs(head.drift_per_step)))
+
+    @cached_property
+    def headline(self) -> str:
+        """The token that is the main sink of most heads, and in how many heads the main sink moves beyond chance."""
+        with_sink = [main[main >= 0] for one in self.heads if ((main := self.of_head(one)) >= 0).any()]
+        if not with_sink:
+            return f"no head{self.where} has a sink by Eq. 3"
+        (at, most), *_ = Counter(int(np.bincount(main).argmax()) for main in with_sink).most_common(1)
+        there = self.prompt.canvas.tokens[((self.main == at) & self.asked).any(axis=(1, 2)), at]
+        name = f"“{tick_label(self.trace, int(there[-1]), 20)}” ({at}) is the main sink in"
+        if self.only is not None:
+            beyond = "" if self.moving else "no more than with the steps shuffled, "
+            moves = f"{counted(self.only.moves, 'move')}, {beyond}and {counted(self.only.swaps, 'swap')} of rank"
+            return f"{name} {len(there)} of {counted(len(self.main), 'step')}; {moves}"
+        moving = f"main sinks move more than with the steps shuffled in {len(self.moving) or 'none'}"
+        return f"{name} {most} of {len(self.heads)} heads{self.where}; {moving}"
 
     @cached_property
     def clearest(self) -> HeadMovement | None:
-        """The head with the clearest move (the largest `Jump.held`); without moves, the one with the strongest sink."""
-        if self.moves:
-            best = max(self.moves, key=lambda move: move.held)
-            return next(one for one in self.heads if (one.layer, one.head) == (best.layer, best.head))
-        return self._best(lambda head: self.largest[head.layer, head.head])
+        """The head with the clearest move (the largest `Jump.held`) where a tenth of the heads move beyond chance, else
+        the one with the strongest sink.
+        """
+        if len(self.moving) < MANY_MOVE * len(self.heads):
+            return self._best(lambda head: self.largest[head.layer, head.head])
+        held = {(one.layer, one.head): one.held for one in sorted(self.moves, key=lambda move: move.held)}
+        return max(self.moving, key=lambda head: held[head.layer, head.head])
 
     @cached_property
     def jumps(self) -> list[Jump]:
@@ -265,47 +294,36 @@ class Subject:
             for (old, first, last), (new, begin, end) in pairwise(stays_of(self.main[:, one.layer, one.head])):
                 if begin == last + 1:
                     rows.append((last, one.layer, one.head, old, new))
-                    held.append(min(float(share[first:begin].sum()), float(share[begin : end + 1].sum())))
+                    least = min(float(share[first:begin].sum()), float(share[begin : end + 1].sum()))
+                    held.append((least, min(last - first, end - begin) + 1))
         step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
         is_sink = self.prompt.is_sink_at(self.threshold)
         stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
-        given = zip(rows, (~stays & ~was).tolist(), (stays & was).tolist(), held, strict=True)
-        return [Jump(*row, clean=clean, swap=swap, held=much) for row, clean, swap, much in given]
+        return [Jump(*row, swap, *much) for row, swap, much in zip(rows, (stays & was).tolist(), held, strict=True)]
 
     @cached_property
     def moves(self) -> list[Jump]:
         return [one for one in self.jumps if not one.swap]
 
     @cached_property
-    def most_moves(self) -> HeadMovement | None:
-        return self._best(lambda head: (head.moves, np.count_nonzero(self.steps_at(head))))
-
-    @cached_property
-    def most_positions(self) -> HeadMovement | None:
-        return self._best(lambda head: (np.count_nonzero(self.steps_at(head)), head.moves))
-
-    @cached_property
     def most_static(self) -> HeadMovement | None:
         """The head whose main sink is at one position for the most steps; ties to the larger column."""
-        return self._best(lambda head: (self.steps_at(head).max(), self.largest[head.layer, head.head]))
+        return self._best(
+            lambda head: (np.bincount(self.of_head(head) + 1)[1:].max(), self.largest[head.layer, head.head])
+        )
 
     def _best(self, merit: Callable[[HeadMovement], Any]) -> HeadMovement | None:
         return max((head for head in self.heads if head.steps_with_sink), key=merit, default=None)
 
     @cached_property
-    def leftmost(self) -> HeadMovement | None:
-        """The head whose main sink drifts left the fastest over half of the steps or more; where none does, right."""
-        least = max(2, len(self.main) // 2)
-        drifts = {one: one.drift_per_step or 0 for one in self.heads if one.steps_with_sink >= least and one.moves}
-        left = [head for head, drift in drifts.items() if drift < 0]
-        found = left or [head for head, drift in drifts.items() if drift > 0]
-        return max(found, key=lambda head: abs(drifts[head]), default=None)
-
-    @cached_property
     def jump(self) -> Jump | None:
-        """The longest jump of a main sink: clean ones first, swaps last; ties to the lower layer, then earlier step."""
-        merits = ((one.clean, not one.swap, abs(one.distance), -one.layer, -one.step) for one in self.jumps)
-        return max(zip(merits, self.jumps, strict=True), key=lambda pair: pair[0], default=(None, None))[1]
+        """The longest jump of the heads that move beyond chance, or of the head that was asked for: swaps last; ties to
+        the lower layer, then earlier step.
+        """
+        heads = {(one.layer, one.head) for one in self.moving} if self.only is None else {self.place}
+        jumps = [one for one in self.jumps if (one.layer, one.head) in heads]
+        merits = ((not one.swap, abs(one.after - one.before), -one.layer, -one.step) for one in jumps)
+        return max(zip(merits, jumps, strict=True), key=lambda pair: pair[0], default=(None, None))[1]
 
     @cached_property
     def flash(self) -> Flash | None:
@@ -371,6 +389,11 @@ def of_newest(subjects: Sequence[Subject], text: str) -> str:
     return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
 
 
+OF_MOVES = (
+    "A head moves where its main sink stays before and after a move for longer than in 95 % of the orders of the "
+    "steps, or drifts more than in 95 % of the orders of its stays, corrected for both and for the number of heads "
+    "(Benjamini and Hochberg); a change of rank between two sinks is no move."
+)
 RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
 OF_LINE = (
     "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many "
