@@ -2,13 +2,29 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sinkscope.counts import counted
 from sinkscope.runs.files import json_text
 
+WIDTH = 80
+"""Of what is printed, in characters."""
+STYLES = {"ok": "green", "FAILED": "red", "dispensable": "green", "needed": "red", "open": "yellow"}
+"""Styles of cells that begin with a word, in a terminal."""
+HEADLINES = {
+    "movement.longest_track": "heads that never have a sink",
+    "movement.steps_with_sink": "steps with a sink, over all heads",
+    "main_sink.share": "attention on the main place",
+    "concentration.gu_rate_first": "first token with a mean α > 0.3 (Sink_1)",
+    "movement.moves_per_head": "moves of a head",
+    "movement.shuffled": "  with the steps shuffled",
+    "equal_share.moves": "  at 3/16 of the attention",
+    "norms.contribution_over_attention": "part of Σ c·‖v‖ over part of the attention",
+    "movement.drift": "drift",
+}
+"""The statistics that are printed without ``--all``, in words."""
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Characters that command a terminal: all controls but the end of a line and the tabulator."""
 
@@ -21,6 +37,33 @@ def note(text: str) -> None:
 def say(*texts: object, sep: str = " ", end: str = "\n") -> None:
     """Print to standard output, without characters that command a terminal: names and texts may hold any."""
     print(_harmless(sep.join(map(str, texts))), end=end)
+
+
+def say_wrapped(text: str, style: str = "") -> None:
+    """Print a text within `WIDTH`, in a style where there is a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(file=sys.stdout, width=WIDTH).print(Text(_harmless(text), style))
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[str]) -> None:
+    """Print a table within `WIDTH`; the columns ``texts`` stand to the left, and wrap where they are too wide."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in texts else "right", no_wrap=name not in texts)
+    for row in rows:
+        table.add_row(*(Text(_harmless(cell), STYLES.get(re.split("[ ,]", cell)[0], "")) for cell in row))
+    Console(file=sys.stdout, width=WIDTH).print(table)
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text, its end cut with "…" where it is longer than ``width`` characters."""
+    return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
 
 
 def _harmless(text: str) -> str:
@@ -52,11 +95,10 @@ def open_and_check(*paths: Path) -> list[Any]:
                 continue
             if not trace.complete:
                 note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
-            if trace.manifest.get("level") == "top" and trace.steps:
-                kept = trace.top_column_sums.shape[-1]
-                if kept < trace.column_sums.shape[-1]:
-                    largest = counted(kept, "largest column")
-                    note(f"{trace.folder}: it keeps only the {largest} of each head, so no others are found")
+            top = trace.top_column_sums.shape[-1] if trace.manifest.get("level") == "top" and trace.steps else None
+            if top is not None and top < trace.column_sums.shape[-1]:
+                largest = counted(top, "largest column")
+                note(f"{trace.folder}: it keeps only the {largest} of each head, so no others are found")
         asked = traces[0].manifest.get("prompts_asked") or len(traces)
         if traces[0].folder != path and asked != len(traces):
             note(f"{path}: {counted(len(traces), 'trace')}, where {counted(asked, 'prompt')} were asked")
@@ -65,10 +107,14 @@ def open_and_check(*paths: Path) -> list[Any]:
 
 
 def roles_for_traces(folder: Path | None, traces: Sequence[Any]) -> Any:
-    """Return the roles in a folder, None without one; report traces with shorter or longer canvases than theirs."""
-    from sinkscope.roles import read_roles
+    """Return the roles in a folder, None without one; raise CallError for those of another model; report traces with
+    shorter or longer canvases than theirs.
+    """
+    from sinkscope.roles import read_roles, roles_for
 
     roles = None if folder is None else read_roles(folder)
+    for model in (one.manifest.get("model", {}) for one in traces):
+        roles_for(model.get("weight_hash"), roles, model.get("config_hash"))
     if roles is not None and (doubt := roles.doubt([one.manifest for one in traces])) is not None:
         note(doubt)
     return roles
@@ -82,27 +128,32 @@ def describe_interval(prompts: int) -> str:
     return f"95 % interval over prompts{few}"
 
 
-def print_statistics(rows: Sequence[dict[str, Any]], excess: float, unit: str) -> None:
-    """Print statistics at one threshold; single layers and other thresholds are in the JSON only."""
+def print_statistics(rows: Iterable[dict[str, Any]], excess: float, unit: str, every: bool) -> None:
+    """Print every statistic at one threshold, or `HEADLINES`; single layers are in the JSON only."""
     from sinkscope.statistics import definition_of
 
-    last = ""
+    at, table, last = {"excess": excess, "unit": unit}, list[tuple[str, ...]](), ""
+    rows = [row for row in rows if row["name"][-3:] != "_in" and {**at, **row["at"]}.items() >= at.items()]
+    if not every:
+        known = {row["name"]: row for row in rows if row["at"].get("kind", "none") == "none"}
+        rows = [known.get(name, {"name": name, "at": {}, "unit": "not known here"}) for name in HEADLINES]
     for row in rows:
-        (part, _, short), place = row["name"].partition("."), dict(row["at"])
-        if short.endswith("_in") or (place.pop("excess", excess), place.pop("unit", unit)) != (excess, unit):
-            continue
-        if part != last:
-            say(f"\n{part}")
-            last = part
+        family, _, short = row["name"].partition(".")
+        place = {name: value for name, value in row["at"].items() if name not in at}
+        if every and family != last:
+            table += [("",), (last := family,)]
         if "text" in place:
-            place = {"token": repr(place["text"] if place["text"] is not None else place["token"])}
-        if "positions" in place:
-            place["positions"] = f"{place['positions']} positions"
-        label = f"{short.replace('_', ' ')}{''.join(f', {value}' for value in place.values())}"
-        interval = "" if row["low"] is None else f"[{row['low']:.4g}, {row['high']:.4g}]"
-        p = f"p {row['p']:.3f}" if row.get("p") is not None else ""
-        value = "–" if row["value"] is None else f"{row['value']:.4g}"
-        say(f"  {label:<48}{value:>10}  {interval:<24}{definition_of(row['name']).unit:<20}{p}".rstrip())
+            place = {"token": cut(repr(place["token"] if place["text"] is None else place["text"]), 20)}
+        label = ", ".join([f"  {short.replace('_', ' ')}", *(f"{name} {value}" for name, value in place.items())])
+        of = row.get("unit") or definition_of(row["name"]).unit
+        factor, of = (100, f"%{of[5:]}") if of == "share" or of.startswith("share of") else (1, of)
+        numbers = (row.get(name) for name in ("value", "low", "high"))
+        value, *ends = ("–" if number is None else f"{factor * number:.4g}" for number in numbers)
+        of += "" if row.get("p") is None else f", p {row['p']:.3f}"
+        table.append((label if every else HEADLINES[row["name"]], value, "" if "–" in ends else " to ".join(ends), of))
+    print_table(("statistic", "value", "interval", "unit"), table, ("statistic", "unit"))
+    if not every:
+        say("all of them: --all; what they mean: sinkscope analyse --definitions")
 
 
 def print_costs(parts: Sequence[Any], gpu: Any, tflops: float | None, json: bool) -> None:
