@@ -5,10 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from sinkscope.commands import output
 from sinkscope.commands.command import Command, Json, RolesFile, Rule, Switch, Traces, default_is
-from sinkscope.commands.output import describe_interval, open_and_check, print_json, print_statistics, print_table
-from sinkscope.commands.output import roles_for_traces, say, say_wrapped
-from sinkscope.commands.sinks import show_statistics
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
@@ -57,8 +55,8 @@ class Analyse(Command):
             found = all_definitions()
             rows = [(name, f"{one.text} ({one.unit}); the claim: {one.claim}") for name, one in found.items()]
             if self.json:
-                return print_json({"definitions": {name: asdict(one) for name, one in found.items()}})
-            return print_table(("statistic", "meaning"), rows, ("statistic", "meaning"))
+                return output.print_json({"definitions": {name: asdict(one) for name, one in found.items()}})
+            return output.print_table(("statistic", "meaning"), rows, ("statistic", "meaning"))
         if not self.traces:
             raise CallError("expected at least one folder of traces, found none")
         if is_statistics(self.traces[0]):
@@ -66,15 +64,11 @@ class Analyse(Command):
             return show_statistics(self.traces[0], self.json, self.all)
         asked = Threshold(self.excess, self.unit)
         thresholds = (asked, *(one for one in THRESHOLDS if one != asked)) if self.sweep and self.json else (asked,)
-        traces, others = open_and_check(*self.traces), open_and_check(*self.versus)
+        traces, others = output.open_and_check(*self.traces), output.open_and_check(*self.versus)
         training = None if self.training_counts is None else _training_counts(self.training_counts, traces[0])
-        roles = roles_for_traces(self.roles, traces)
-        how = {
-            "tolerance": self.tolerance,
-            "training": training,
-            "choice": self.choice and (self.all or self.json),
-            "rule": self.rule,
-        }
+        roles = output.roles_for_traces(self.roles, traces)
+        how = {"tolerance": self.tolerance, "training": training, "rule": self.rule}
+        how["choice"] = self.choice and (self.all or self.json)
         first = analyse(traces, thresholds, **how)
         document: dict[str, Any] = {"traces": [*map(str, self.traces)]}
         statistics, what = first.statistics, "mean over prompts"
@@ -85,19 +79,20 @@ class Analyse(Command):
         rows = [one.as_dict() for one in statistics]
         if self.json:
             by_head = None if roles is None else roles.by_head()
-            return print_json({**document, **first.as_dict(), "statistics": rows, "roles": by_head})
+            return output.print_json({**document, **first.as_dict(), "statistics": rows, "roles": by_head})
         of = f"{counted(first.prompts, 'prompt')}, {counted(first.layers, 'layer')} × {counted(first.heads, 'head')}"
         for analysis in (first, *([second] if self.versus else [])):
             _print_places(analysis)
         over = f"excess over {RULE_TEXTS[first.rule]} > {asked.excess:g} {asked.unit}"
-        say_wrapped(f"{of}; {over}; {what} ({describe_interval(first.prompts)})\n")
+        output.say_wrapped(f"{of}; {over}; {what} ({output.describe_interval(first.prompts)})\n")
         if self.versus and first.followed != second.followed:
-            other = f"the first from {first.followed}, the second from {second.followed}"
-            say_wrapped(f"movement: not comparable, {other}; `sinkscope tracks` tells moves at equal shares")
+            output.say_wrapped(
+                f"movement: not comparable ({first.followed}, {second.followed}); see `sinkscope tracks`"
+            )
         nulls = [] if self.all or self.versus else self._nulls(traces, first)
-        print_statistics(rows + nulls, asked.excess, asked.unit, self.all)
+        output.print_statistics(rows + nulls, asked.excess, asked.unit, self.all)
         if roles is not None:
-            say_wrapped(f"\nwhat the sinks do (sinkscope roles)\n{roles.in_lines()}")
+            output.say_wrapped(f"\nwhat the sinks do (sinkscope roles)\n{roles.in_lines()}")
 
     def _nulls(self, traces: list[Any], analysis: Any) -> list[dict[str, Any]]:
         """Return the share of the main place, moves with the steps shuffled, and at an equal share of attention."""
@@ -125,13 +120,43 @@ def _print_places(analysis: Any) -> None:
     """Print where the main sink of most heads stands, in most prompts."""
     found = Counter((one.position, text) for one, text in analysis.places if one is not None)
     if not found:
-        return say("no head has a main sink")
+        return output.say("no head has a main sink")
     place, many = found.most_common(1)[0]
     same = [one for one, text in analysis.places if one is not None and (one.position, text) == place]
     heads, share = (sum(getattr(one, name) for one in same) / len(same) for name in ("heads", "share"))
     mean = replace(same[0], heads=round(heads), share=share)
     prompts = "" if len(analysis.places) == 1 else f" (in {many} of {counted(len(analysis.places), 'prompt')})"
-    say_wrapped(mean.text(place[1], analysis.followed) + prompts, "bold")
+    output.say_wrapped(mean.text(place[1], analysis.followed) + prompts, "bold")
+
+
+def show_statistics(folder: Path, as_json: bool, every: bool = False) -> None:
+    """Print the document of a folder of statistics, or its main sink, statistics and tokens."""
+    from sinkscope.sinks.definition import RULE_TEXTS
+    from sinkscope.statistics import Summary, document_of
+    from sinkscope.traces import read_statistics
+
+    manifest, arrays, texts = read_statistics(folder)
+    summary, prompts = Summary.from_arrays(arrays), manifest["prompts"]
+    document = document_of(summary, texts, manifest.get("mask_id"), (manifest.get("eos_id"),))
+    if not manifest["complete"]:
+        output.note(f"{folder}: incomplete, {counted(prompts, 'prompt')}")
+    if as_json:
+        about = {"level": "statistics", "trace": str(folder), "complete": manifest["complete"], "prompts": prompts}
+        about |= {"excess": summary.excess, "unit": "queries", "rule": summary.rule}
+        return output.print_json({**about, **document})
+    counts, rows = document["counts"], []
+    of = {name: sum(row[name] for row in counts["classes"].values()) for name in ("main_sinks", "sinks", "canvas")}
+    for row in sorted(counts["tokens"], key=lambda row: -row["main_sinks"]):  # no row without a sink
+        text = output.cut(f"<{row['token']}>" if row["text"] is None else repr(row["text"]), 24)
+        rows.append((text, row["class"], *(f"{row[name] / max(1, total):.1%}" for name, total in of.items())))
+    main = f"{rows[0][0]} is {rows[0][2]} of the main sinks of heads and steps" if of["main_sinks"] else None
+    output.say_wrapped(f"{folder}: {main or 'no head has a main sink'}", "bold")
+    over = f"excess over {RULE_TEXTS[summary.rule]} > {summary.excess:g} queries; {output.describe_interval(prompts)}"
+    total = f"{counted(prompts, 'prompt')}, {counted(counts['steps'], 'step')}, {counted(counts['sinks'], 'sink')}"
+    output.say_wrapped(f"{total} ({counts['sinks'] / counts['columns']:.2%} of the columns); {over}\n")
+    output.print_statistics(document["statistics"], summary.excess, "queries", every)
+    output.say()
+    output.print_table(("token", "class", "of main sinks", "of sinks", "of canvas"), rows[:12], ("token", "class"))
 
 
 def _training_counts(source: str, trace: Any) -> dict[int, int]:

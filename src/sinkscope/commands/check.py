@@ -30,8 +30,7 @@ class Check(Command):
             print_json({"model": model.card.as_dict(), **found})
         else:
             rows = [("ok" if one.passed else "FAILED", f"{one.name}: {one.found}") for one in checks]
-            if model.unread_keys:
-                keys = ", ".join(model.unread_keys)
+            if keys := ", ".join(model.unread_keys):
                 rows.append(("note", f"keys of config.json that the network does not read: {keys}"))
             print_table(("", "check"), rows, ("", "check"))
         if failed:

@@ -50,12 +50,11 @@ def say_wrapped(text: str, style: str = "") -> None:
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[str]) -> None:
     """Print a table within `WIDTH`; the columns ``texts`` stand to the left, and wrap where they are too wide."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="left" if name in texts else "right", no_wrap=name not in texts)
+    columns = [Column(one, justify="left" if one in texts else "right", no_wrap=one not in texts) for one in names]
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
         table.add_row(*(Text(_harmless(cell), STYLES.get(re.split("[ ,]", cell)[0], "")) for cell in row))
     Console(file=sys.stdout, width=WIDTH).print(table)
@@ -75,11 +74,6 @@ def print_json(document: Any) -> None:
     print(json_text(document))
 
 
-def print_one_or_all(documents: list[dict[str, Any]]) -> None:
-    """Print the document of one trace, or those of several under ``"traces"``."""
-    print_json(documents[0] if len(documents) == 1 else {"traces": documents})
-
-
 def open_and_check(*paths: Path) -> list[Any]:
     """Return the traces at paths after comparing their checksums; report incomplete and reduced ones."""
     from sinkscope.traces import open_traces
@@ -92,8 +86,7 @@ def open_and_check(*paths: Path) -> list[Any]:
             trace.verify()
             if trace not in whole:
                 note(f"{trace.folder}: left out, it holds no whole step; its recording was ended before")
-                continue
-            if not trace.complete:
+            elif not trace.complete:
                 note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
             top = trace.top_column_sums.shape[-1] if trace.manifest.get("level") == "top" and trace.steps else None
             if top is not None and top < trace.column_sums.shape[-1]:
@@ -107,9 +100,7 @@ def open_and_check(*paths: Path) -> list[Any]:
 
 
 def roles_for_traces(folder: Path | None, traces: Sequence[Any]) -> Any:
-    """Return the roles in a folder, None without one; raise CallError for those of another model; report traces with
-    shorter or longer canvases than theirs.
-    """
+    """Return the roles in a folder, None without one; refuse those of another model, report other canvases."""
     from sinkscope.roles import read_roles, roles_for
 
     roles = None if folder is None else read_roles(folder)
@@ -122,10 +113,8 @@ def roles_for_traces(folder: Path | None, traces: Sequence[Any]) -> Any:
 
 def describe_interval(prompts: int) -> str:
     """Name the interval over so many prompts; with few it covers less than 95 % (see benchmarks/RESULTS.md)."""
-    if prompts < 5:
-        return "no interval: fewer than five prompts"
     few = "; with so few about 90 %" if prompts < 8 else "; with so few about 93 %" if prompts < 12 else ""
-    return f"95 % interval over prompts{few}"
+    return f"95 % interval over prompts{few}" if prompts >= 5 else "no interval: fewer than five prompts"
 
 
 def print_statistics(rows: Iterable[dict[str, Any]], excess: float, unit: str, every: bool) -> None:

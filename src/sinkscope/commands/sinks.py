@@ -6,9 +6,9 @@ from typing import Any
 
 from tyro.conf import Positional
 
+from sinkscope.commands.analyse import show_statistics
 from sinkscope.commands.command import Command, Excess, Json, Rule, Unit
-from sinkscope.commands.output import cut, describe_interval, note, open_and_check, print_json, print_one_or_all
-from sinkscope.commands.output import print_statistics, print_table, say, say_wrapped
+from sinkscope.commands.output import cut, open_and_check, print_json, print_table, say_wrapped
 from sinkscope.counts import counted
 
 
@@ -52,7 +52,7 @@ class Sinks(Command):
             document |= dict(zip(("steps", "layers", "heads"), found.shape, strict=False))
             documents.append({**document, "sinks": found.rows(), "selected_share": found.selected_share})
         if self.json:
-            print_one_or_all(documents)
+            print_json(documents[0] if len(documents) == 1 else {"traces": documents})
 
 
 def _print_sinks(trace: Any, found: Any, place: Any) -> None:
@@ -61,9 +61,8 @@ def _print_sinks(trace: Any, found: Any, place: Any) -> None:
 
     steps, layers, heads, _ = found.shape
     queries = Followed.of(trace).words(trace.steps)
-    text = f"no head has a main sink in the attention of {queries}"
-    if place is not None:
-        text = place.text(trace.token_text(place.token), queries)
+    none = f"no head has a main sink in the attention of {queries}"
+    text = none if place is None else place.text(trace.token_text(place.token), queries)
     say_wrapped(f"{trace.folder}: {text}", "bold")
     shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')}, {counted(heads, 'head')}"
     over = f"excess over {RULE_TEXTS[found.rule]} > {found.threshold:g} {found.unit}"
@@ -76,36 +75,3 @@ def _print_sinks(trace: Any, found: Any, place: Any) -> None:
     print_table(names[: 4 if newest is None else 6], rows, ("token",))
     if newest is not None:
         say_wrapped(f"mean α: of the queries that see the token; newest: share of the attention of {queries}")
-
-
-def show_statistics(folder: Path, as_json: bool, every: bool = False) -> None:
-    """Print the document of a folder of statistics, or its main sink, statistics and tokens."""
-    from sinkscope.sinks.definition import RULE_TEXTS
-    from sinkscope.statistics import Summary, document_of
-    from sinkscope.traces import read_statistics
-
-    manifest, arrays, texts = read_statistics(folder)
-    summary, prompts = Summary.from_arrays(arrays), manifest["prompts"]
-    document = document_of(summary, texts, manifest.get("mask_id"), (manifest.get("eos_id"),))
-    if not manifest["complete"]:
-        note(f"{folder}: incomplete, {counted(prompts, 'prompt')}")
-    if as_json:
-        about = {"level": "statistics", "trace": str(folder), "complete": manifest["complete"], "prompts": prompts}
-        about |= {"excess": summary.excess, "unit": "queries", "rule": summary.rule}
-        return print_json({**about, **document})
-    counts, rows = document["counts"], []
-    canvas, main, sinks = (
-        sum(row[name] for row in counts["classes"].values()) for name in ("canvas", "main_sinks", "sinks")
-    )
-    for row in sorted(counts["tokens"], key=lambda row: -row["main_sinks"]):  # no row without a sink
-        text = cut(f"<{row['token']}>" if row["text"] is None else repr(row["text"]), 24)
-        shares = (row["main_sinks"] / max(1, main), row["sinks"] / sinks, row["canvas"] / canvas)
-        rows.append((text, row["class"], *(f"{share:.1%}" for share in shares)))
-    first = f"{rows[0][0]} is {rows[0][2]} of the main sinks of heads and steps" if main else "no head has a main sink"
-    say_wrapped(f"{folder}: {first}", "bold")
-    over = f"excess over {RULE_TEXTS[summary.rule]} > {summary.excess:g} queries; {describe_interval(prompts)}"
-    total = f"{counted(counts['steps'], 'step')}, {counted(counts['sinks'], 'sink')}"
-    say_wrapped(f"{counted(prompts, 'prompt')}, {total} ({sinks / counts['columns']:.2%} of the columns); {over}\n")
-    print_statistics(document["statistics"], summary.excess, "queries", every)
-    say()
-    print_table(("token", "class", "of main sinks", "of sinks", "of canvas"), rows[:12], ("token", "class"))

@@ -2,14 +2,14 @@
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from tyro.conf import Positional
 
 from sinkscope.commands.command import Command, Excess, Json, RolesFile, Rule, Unit
-from sinkscope.commands.output import cut, open_and_check, print_one_or_all, print_table, roles_for_traces
-from sinkscope.commands.output import say, say_wrapped
+from sinkscope.commands.output import cut, open_and_check, print_json, print_table, roles_for_traces, say, say_wrapped
 from sinkscope.counts import counted
 
 
@@ -53,7 +53,7 @@ class Tracks(Command):
             document["null"] = dataclasses.asdict(test) if test.heads else None
             documents.append({**document, "roles": None if roles is None else roles.by_head()})
         if self.json:
-            print_one_or_all(documents)
+            print_json(documents[0] if len(documents) == 1 else {"traces": documents})
 
 
 def _print(trace: Any, tracks: Any, test: Any, roles: Any, place: Any, averaged: Any) -> None:
@@ -72,35 +72,33 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any, place: Any, averaged:
         return say("too short to tell how long sinks last, or whether they move")
     kinds = [(str(many), kind, KIND_MEANINGS[kind]) for kind, many in tracks.kinds.items()]
     print_table(("tracks", "kind", "meaning"), kinds, ("kind", "meaning"))
-    chance = "{:+.3f} ({:+.3f} to {:+.3f}), blocks of {} steps shuffled".format(*test.null_drift, test.block_steps)
+    chance = "with blocks of {} shuffled {:+.3f} ({:+.3f} to {:+.3f})".format(test.block_steps, *test.null_drift)
     if test.blocks <= 1:
         chance = "sinks stay too long to test this with one trace"
     elif test.blocks < FEW_BLOCKS:
         chance += f"; {test.blocks:.1f} blocks are too few to tell chance (expected {FEW_BLOCKS})"
+    shuffled = "with steps shuffled {:.2f} ({:.2f} to {:.2f})".format(*test.null_moves)
+    right = f"{test.drift_right:.0%} of {test.heads} heads drift to the right"
     rows = [
-        ("moves", f"{test.moves_per_head:.2f}", "{:.2f} ({:.2f} to {:.2f}), steps shuffled".format(*test.null_moves)),
-        ("swaps", f"{test.swaps_per_head:.2f}", ""),
+        ("moves", f"{test.moves_per_head:.2f}", shuffled),
+        ("swaps", f"{test.swaps_per_head:.2f}", "the places only exchange ranks"),
         ("drift, positions a step", f"{test.drift_per_step:+.3f}", chance),
-        ("drift of the median head", f"{test.drift_median:+.3f}", ""),
-        (f"{test.drift_right:.0%} of {test.heads} heads drift to the right", "", ""),
+        ("drift of the median head", f"{test.drift_median:+.3f}", right),
     ]
     rows = rows if test.heads else [("no head has a main sink in two steps", "–", "")]
     for one in averaged:
-        moves = "–" if one.moves_per_head is None else f"{one.moves_per_head:.2f}"
-        rows.append(
-            (f"moves at {one.share:.0%} of {one.queries} {'query' if one.queries == 1 else 'queries'}", moves, "")
-        )
+        queries = "query" if one.queries == 1 else "queries"
+        mean = "–" if one.moves_per_head is None else f"{one.moves_per_head:.2f}"
+        rows.append((f"moves at {one.share:.0%} of the attention", mean, f"of {one.queries} {queries}"))
     say()
-    print_table(("movement of a head", "mean", "by chance"), rows, ("movement of a head", "by chance"))
+    print_table(("movement of a head", "mean", ""), rows, ("movement of a head", ""))
     say("compare moves at equal numbers of queries only\n")
     _print_heads(trace, tracks)
-    judged = roles.ordered if roles else []
-    for verdict in dict.fromkeys(one.verdict for one in judged):
-        known = {(one.layer, one.head) for one in judged if one.verdict == verdict}
-        if mine := [one for one in tracks.heads if (one.layer, one.head) in known]:
-            moves = sum(one.moves for one in mine) / len(mine)
-            places = ", ".join(f"{one.layer}.{one.head}" for one in mine)
-            say_wrapped(f"{verdict}: {counted(len(mine), 'head')}, {moves:.2f} moves each: {places}")
+    moves = {f"{one.layer}.{one.head}": one.moves for one in tracks.heads}
+    for verdict, judged in groupby(roles.ordered if roles else (), key=lambda one: one.verdict):
+        mine = [f"{one.layer}.{one.head}" for one in judged]
+        each = sum(moves[one] for one in mine) / len(mine)
+        say_wrapped(f"{verdict}: {counted(len(mine), 'head')}, {each:.2f} moves each: {', '.join(mine)}")
 
 
 def _print_heads(trace: Any, tracks: Any) -> None:
@@ -118,8 +116,5 @@ def _print_heads(trace: Any, tracks: Any) -> None:
         stays = [place for at, place in enumerate(there) if at == 0 or place != there[at - 1]]
         places = ", ".join(f"{place} {cut(repr(trace.token_text(tokens[place])), 12)}" for place in stays)
         rows.append((f"{one.layer}.{one.head}", str(one.moves), str(one.swaps), drift, cut(places, 54)))
-    print_table(
-        ("head", "moves", "swaps", "drift", "the main sink goes through"), rows, ("the main sink goes through",)
-    )
-    say_wrapped("move: the main sink changes place, and the old place stops being a sink or the new one was none;")
-    say_wrapped("swap: it changes place, but both places are sinks before and after")
+    print_table(("head", "moves", "swaps", "drift", "main sink goes through"), rows, ("main sink goes through",))
+    say_wrapped("move: the main sink changes place, and the old place stops being a sink or the new one was none")
