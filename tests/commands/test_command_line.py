@@ -68,7 +68,7 @@ def test_check_fails_when_hiding_does_not_bite(run, diffusion_folder, monkeypatc
     monkeypatch.setattr("sinkscope.attention.call._hidden_by", lambda hider, layer: [])
     status, out, err = run("check", diffusion_folder)
     assert status == 1
-    assert "FAILED  hiding a key bites" in out
+    assert "FAILED hiding a key bites" in out
     assert "1 check failed" in err
 
 

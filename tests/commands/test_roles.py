@@ -127,7 +127,7 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     name = f"{head.layer}.{head.head}"
     _, text, error = run("tracks", traces / "000000", "--roles", roles)
     assert "traces have" not in error
-    assert "  needed, idle: 1 head, " in text and text.rstrip().endswith(name)
+    assert "\nneeded, idle: 1 head, " in text and text.rstrip().endswith(name)
     assert ", idle:" not in run("tracks", traces / "000000")[1]
     assert f"  needed, idle: {name}" in run("analyse", traces, "--no-sweep", "--no-choice", "--roles", roles)[1]
     trace = open_trace(traces / "000000")

@@ -4,10 +4,13 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 from planted import extras, make_trace, random_columns, write_trace
 
 from sinkscope.runs.files import with_checksum
+from sinkscope.sinks import averaged_moves, find_sinks, movement_test, track
+from sinkscope.sinks.tracking import place_of
 from sinkscope.statistics import Threshold, analyse
 from sinkscope.traces import open_traces
 
@@ -44,21 +47,30 @@ def test_a_copy_of_a_trace_is_no_second_prompt(run, folders, tmp_path):
 
 
 def test_the_table_has_every_part_and_the_point_that_was_asked_for(run, folders):
-    status, out, _ = run(
-        "analyse", folders / "000000", folders / "000001", "--excess", 2, "--unit", "percent", "--tolerance", 1
-    )
-    assert status == 0
-    lines = out.splitlines()
-    assert re.match(
-        r"position \d+, '.+': main sink of \d of 6 heads, with \d+\.\d% of the attention of all quer", lines[0]
-    )
-    assert lines[1].startswith(
-        "2 prompts, 2 layers × 3 heads; excess over the mean of the other columns (Eq. 3) > 2 perc"
-    )
+    two = (folders / "000000", folders / "000001")
+    asked = ("--excess", 2, "--unit", "percent", "--tolerance", 1)
+    status, out, _ = run("analyse", *two, *asked, "--all")
+    assert status == 0 and "nan" not in out
+    lines, text = [line.strip() for line in out.splitlines()], " ".join(out.split())
+    assert re.match(r"position \d+, '.+': main sink of \d of 6 heads, with \d+\.\d% of the attention of all quer", text)
+    assert " 2 prompts, 2 layers × 3 heads; excess over the mean of the other columns (Eq. 3) > 2 percent; " in text
     parts = "movement triggers agreement composition choice groups concentration epsilon norms"
     assert set(parts.split()) <= set(lines)
-    assert sum(line.startswith("  drift  ") for line in lines) == 2  # of the main sink, and of the answer's queries
-    assert not any("nan" in line for line in lines)
+    assert sum(line.startswith("drift  ") for line in lines) == 2  # of the main sink, and of the answer's queries
+
+
+def test_moves_stand_beside_those_of_shuffled_steps_and_at_an_equal_share(run, folders):
+    traces, rows = open_traces(folders)[:2], []
+    for trace in traces:
+        sinks, (equal,) = find_sinks(trace), averaged_moves(trace)
+        tracks = track(sinks)
+        test, never = movement_test(tracks.main, tracks.is_sink), (tracks.main < 0).all(axis=0)
+        shares = (never.mean(), (tracks.main >= 0).mean(), place_of(sinks, trace.tokens[:]).share)
+        moves = (test.moves_per_head, test.null_moves[0], equal.moves_per_head, test.drift_per_step)
+        rows.append([*(100 * share for share in shares), *moves])
+    out = run("analyse", *(one.folder for one in traces))[1]
+    found = re.findall(r"^[a-z ]+(?:3/16 of the attention|, over all heads)? +(-?\d[\d.]*) ", out, re.MULTILINE)
+    assert found == [f"{number:.4g}" for number in np.mean(rows, axis=0)] and "moves, of 30 queries" in out
 
 
 def test_two_sets_are_told_as_a_difference(run, folders):
@@ -68,7 +80,7 @@ def test_two_sets_are_told_as_a_difference(run, folders):
     assert (document["prompts"], document["versus_prompts"]) == (6, 6)
     assert {row["value"] for row in document["statistics"]} <= {0.0, None}
     status, out, _ = run("analyse", folders, "--versus", folders, "--no-sweep", "--no-choice")
-    assert "second minus first (95 % interval over prompts; with so few about 90 %)" in out
+    assert "second minus first (95 % interval over prompts; with so few about 90 %)" in " ".join(out.split())
 
 
 def test_training_counts_are_read_and_checked(run, folders, tmp_path):

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName
-from sinkscope.commands.output import print_json, say
+from sinkscope.commands.output import print_json, print_table
 from sinkscope.counts import counted
 from sinkscope.errors import SinkscopeError
 
@@ -29,9 +29,9 @@ class Check(Command):
             found = {"checks": [dataclasses.asdict(one) for one in checks], "unread_keys": list(model.unread_keys)}
             print_json({"model": model.card.as_dict(), **found})
         else:
-            for one in checks:
-                say(f"{'ok    ' if one.passed else 'FAILED'}  {one.name}: {one.found}")
-            if model.unread_keys:
-                say(f"note    keys of config.json that the network does not read: {', '.join(model.unread_keys)}")
+            rows = [("ok" if one.passed else "FAILED", f"{one.name}: {one.found}") for one in checks]
+            if keys := ", ".join(model.unread_keys):
+                rows.append(("note", f"keys of config.json that the network does not read: {keys}"))
+            print_table(("", "check"), rows, ("", "check"))
         if failed:
             raise SinkscopeError(f"{self.model}: {counted(len(failed), 'check')} failed")

@@ -1,6 +1,5 @@
 """`roles`: measures what the sink of each head does."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,11 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from sinkscope.commands.command import Command, Device, Gpu, Json, ModelName, SamplerFlags, Tflops, default_is, words
-from sinkscope.commands.output import note, print_json, say
+from sinkscope.commands.output import WIDTH, cut, note, print_json, print_table, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.runs.share import expect_one_process
 
-WIDTH = 80
-"""Of what is printed, in characters."""
 COLUMNS = {
     "head": "",
     "verdict": "whether its sink can go; what it adds",
@@ -31,7 +28,6 @@ COLUMNS = {
 GOES = {"to_substitutes": "subst.", "to_text": "text", "to_itself": "itself", "to_sink_token": "token"}
 MATCHED = 0.75
 """A control that holds less than this share of the sink's attention is marked."""
-STYLES = {"dispensable": "green", "needed": "red", "open": "yellow"}
 FP32 = 16
 """How many times longer a graphics card takes in float32 than in bfloat16 (312 and 19.5 TFLOP/s on an A100)."""
 MEASURED = {
@@ -207,7 +203,7 @@ def print_roles(found: Any) -> None:
         known = found.together.get(name, {})
         costs = [_in_words(known.get(f"kl.{rule}"), 3) for rule in ("sink", "sink.zero", "rowmass")]
         rows.append((name, str(found.count(name)), costs[0], *(one.partition(" (")[0] for one in costs[1:])))
-    _print_table(("class", "heads", "hidden together", "zeroed together", "control hidden"), rows)
+    print_table(("class", "heads", "hidden together", "zeroed together", "control hidden"), rows, ("class",))
     say("in nats; other sets of heads were not tried\n")
     rows, remarks = [], dict[str, list[str]]()
     for one in found.ordered:
@@ -216,41 +212,16 @@ def print_roles(found: Any) -> None:
         adds, hidden, others = (_shown(_mean(one, f"kl.{name}")) for name in ("sink.zero", "sink", "rowmass"))
         if (known := one.measured.get("kl.sink")) is not None and known.low is not None:
             hidden += f" {_shown(known.low)}–{_shown(known.high)}"
-        token = one.sink if len(one.sink) < 9 else one.sink[:7] + "…"
-        rows.append(
-            (
-                place,
-                one.verdict,
-                token,
-                taken + "!" * unmatched,
-                adds,
-                hidden,
-                others,
-                one.to_hide,
-            )
-        )
+        numbers = (taken + "!" * unmatched, adds, hidden, others, one.to_hide)
+        rows.append((place, one.verdict, cut(one.sink, 8), *numbers))
         if one.role == "undecided":
             remarks.setdefault(f"undecided {{}}: {one.reason}", []).append(place)
         if unmatched:
             remarks.setdefault(f"! {{}}: {UNMATCHED}", []).append(place)
-    _print_table(tuple(COLUMNS), rows)
+    print_table(tuple(COLUMNS), rows, ("head", "verdict", "token"))
     meanings = [f"{name:>8}  {meaning}" for name, meaning in COLUMNS.items() if meaning]
     for text in (*(text.format(", ".join(mine)) for text, mine in remarks.items()), "", *meanings):
         say(fill(text, WIDTH, subsequent_indent=" " * 10 if text in meanings else "  "))
-
-
-def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in names:
-        left = name in ("head", "verdict", "token", "class")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(cell, STYLES.get(cell.split(",")[0], "")) for cell in row))
-    Console(file=sys.stdout, width=WIDTH).print(table)
 
 
 def evidence(found: Any, layer: int, head: int) -> str:
