@@ -126,7 +126,7 @@ class Reproduce(Command):
             rows = [one for found in results.values() for one in found]
             forms = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json"} if rows else {}
             tables = {self.out / f"table1.{end}": write_table(rows, form) for end, form in forms.items()}
-            return [*_written(tables), *(_draw(traces, self.out) if traces else ())]
+            return [*_written(tables), *(_draw(traces, self.out) if any(traces.values()) else ())]
 
 
 def _record(model: Any, part: Any, task: Any, out: Path) -> list[Any]:
