@@ -40,10 +40,8 @@ def hold_out(
     shift: bool = False,
     seed: int = 0,
 ) -> list[HeldOut]:
-    """Return canvases with their readers: for a diffusion model with half of what is ``predictable`` masked.
-
-    Without a ``mask_id`` queries of an autoregressive model from the 64th on, or the last three quarters, read; with
-    ``shift`` a masked token is read one place to its left. CallError where nothing can be predicted.
+    """Return canvases with their readers: with half of what is ``predictable`` masked; without a ``mask_id`` queries
+    from the 64th on, or the last three quarters; with ``shift`` one place to the left. CallError without a reader.
     """
     found = []
     free_places = predictable if predictable is not None else [np.ones(len(canvas), bool) for canvas in tokens]
@@ -95,7 +93,7 @@ def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
 @torch.no_grad()
 def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False) -> Moment:
     """Measure the sinks of a network on held-out canvases, with ``roles`` also what each does, at a hundred times the
-    cost; the network and torch's random state are left as they are. Raises ModelError where training has diverged.
+    cost; leaves network and random state as they are. ModelError where training has diverged.
     """
     expect_model(model, unwatched=True)
     check_canvases(model, canvases)

@@ -1,14 +1,10 @@
-"""`compare_caches` answers the same problems under several cache policies; after a kill the same call resumes.
+"""`compare_caches` answers the same problems under several cache policies, in turns; after a kill the call resumes.
 
-The policies take turns at each batch, in one process, so that the machine's other work falls on all of them alike. The
-folder is one of `results_folder`, with a folder of items for each policy, and ``caches.json``.
+Rules fixed beforehand: a policy is *within a point* where the lower end of the 95 % interval of its accuracy minus
+plain sampling's, paired by problem, lies above −1 point. Whether sinks are to be read is decided by ``keep=top`` minus
+``keep=no-sinks`` (the largest columns with and without sinks, at an equal budget):
 
-Rules that were fixed beforehand: a policy is *within a point* where the lower end of the 95 % interval of its accuracy
-minus plain sampling's, paired by problem, lies above −1 point. Two policies that differ in nothing else decide whether
-sinks are to be read: ``keep=top`` (the largest columns, sinks among them) and ``keep=no-sinks`` (the largest columns
-that are no sinks), at an equal budget. The verdict, by the interval of the first minus the second:
-
-keep        it lies above 0
+keep        the interval lies above 0
 filter      it lies below 0
 discount    neither, and it lies within ±2 points: that a key is a sink says nothing
 undecided   otherwise
@@ -77,9 +73,8 @@ class Arm:
 
 
 def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
-    """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, each once, plain sampling first.
-
-    ``budgets`` are numbers of keys for policies whose text leaves this open, an arm each.
+    """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, plain sampling first; ``budgets`` are
+    numbers of keys for policies whose text leaves this open, an arm each.
     """
     known, pieces = ("none", *known_caches()), list[str]()
     for piece in filter(None, map(str.strip, text.split(","))):
@@ -106,10 +101,7 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
 def compare_caches(
     model: Model, *, arms: Sequence[Arm], out: Path | str, batch: int = 16, progress: bool = True, **asked: Any
 ) -> dict[str, Any]:
-    """Compare cache policies on tasks, and return the document that is written to ``caches.json``.
-
-    ``arms`` are from `read_arms`; ``asked`` are fields of `Request` but rules, settings without those that an arm has.
-    """
+    """Compare cache policies on tasks: ``arms`` of `read_arms`, ``asked`` fields of `Request`; return ``caches.json``."""
     expect_model(model, unhidden=True)
     expect_one_process("compare-caches")
     request = Request(**asked)

@@ -1,9 +1,8 @@
-"""Benchmarks of likelihoods as paper 2 uses them: ARC, HellaSwag, PIQA, RACE, SIQA and LAMBADA.
+"""Benchmarks of likelihoods as paper 2 uses them: ARC, HellaSwag, PIQA, RACE, SIQA and LAMBADA, as in lm-eval 0.4.13.
 
-Prompts, choices and measures are those of lm-eval 0.4.13. ``acc`` takes the likeliest choice, ``acc_norm`` the
-likeliest per character; ``correct`` is ``acc``. LAMBADA has one choice, its last word; an answer is correct where the
-model writes that word, the most confident token first, as in paper 2's code (skywalker0523/OneTokenIsEnough,
-evaluate_diff_extratoken.py, ``suffix_greedy_prediction``), or from the left where another sampler writes.
+``acc`` takes the likeliest choice, ``acc_norm`` the likeliest per character; ``correct`` is ``acc``. LAMBADA is correct
+where the model writes its last word, as in paper 2's code (skywalker0523/OneTokenIsEnough,
+evaluate_diff_extratoken.py, ``suffix_greedy_prediction``).
 """
 
 import ast

@@ -44,11 +44,8 @@ _log = logging.getLogger(__name__)
 class SinkscopeLM(TemplateLM):
     """A model of sinkscope for lm-eval, with or without hidden keys.
 
-    Args:
-        hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
-        batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
-        method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
-        settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
+    ``hide``: a rule, semicolons for commas, at which lm-eval splits; ``batch_size``: of prompts or masked canvases;
+    ``method``, ``samples``, ``likelihood_guidance``: see `LikelihoodSettings`; ``settings``: override a task's own.
     """
 
     def __init__(

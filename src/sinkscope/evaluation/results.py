@@ -28,18 +28,15 @@ AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one model on one task under one rule of hiding.
+    """The result of one model on one task under one rule of hiding, ``none`` without.
 
     Attributes:
-        hide: rule that hid keys; ``none`` is the unchanged model.
         interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
-        settings: of the sampler, with ``shots`` and ``batch``.
-        weight_hash, config_hash: of the model, see `models.ModelCard`; the second is empty in older results.
-        protocol: name and source of the published settings; None where settings were given or are the lab's.
+        settings: of the sampler, with ``shots`` and ``batch``; protocol: name and source, None where it was not used.
+        weight_hash, config_hash: of the model, see `models.ModelCard`; data: of problems and shots; empty in old ones.
         measures: accuracy by every published measure of the task; empty for the lab's.
         removed_share, removed_share_committed, hit_rate: see `Effect`, mean over problems; None where undefined.
         without_effect: rules that hid nothing in any problem, and why.
-        data: hash of the task's problems and shots; empty in older results.
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
         seconds: time for writing and scoring, summed over problems.

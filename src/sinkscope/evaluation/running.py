@@ -1,7 +1,6 @@
 """`evaluate` scores a model on tasks and writes the results into a folder; after a kill the same command resumes.
 
-Neighbouring prompts form left-padded batches, whatever the number of processes. An unfinished batch is computed
-again as a whole, so that padding and rounding are those of an uninterrupted run.
+Neighbours form left-padded batches, computed again as a whole, so padding and rounding are as if uninterrupted.
 """
 
 import logging
@@ -242,10 +241,7 @@ def written_text(model: Model, plan: TaskPlan, generation: Generation) -> str:
 
 
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
-    """Return the text of an answer, int64 [position], as lm-eval's tasks read it: before the first EOS or stop string.
-
-    A stop string that is a special token ends the answer as a token, since special tokens are left out of the text.
-    """
+    """Return an answer's text before the first EOS or stop string; one that is a special token ends it as a token."""
     known = model.tokenizer.get_added_vocab()
     ends = {known[stop] for stop in stops if stop in known} | set(model.card.ends)
     ids: list[int] = answer.tolist()

@@ -17,13 +17,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Score:
-    """The score of one answer.
-
-    Attributes:
-        read: the number that was read, or the program that was run; None without one.
-        not_enforced: see `sandbox.ProgramResult`.
-        measures: every published measure of the task.
-    """
+    """The score of one answer, by every published measure of the task; ``read``: the number or program in it."""
 
     correct: bool
     read: str | None
@@ -40,13 +34,10 @@ class Task:
         shots: default number of solved problems in a prompt.
         runs_programs: whether scoring runs programs that a model wrote.
         problems: loads the problems, always the same ones in the same order.
-        prompt: text for a problem, its number and a number of shots.
-        gold: the right answer to a problem.
+        prompt: text for a problem, its number and a number of shots; messages: the same as a conversation, or None.
         score: scores a text for a problem; in a task of likelihoods, a `choices.Asked`.
-        messages: the prompt as a conversation; the model continues a last turn of the assistant. None: raw text only.
         stops: an answer ends before the first of these strings; None keeps the whole answer.
         fingerprint: hash of the data from which prompts with a number of shots are made.
-        asks_likelihoods: whether each problem is a `choices.Question`.
         passes: how often the model writes; each pass reads the question and all earlier answers.
     """
 

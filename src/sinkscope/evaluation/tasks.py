@@ -56,10 +56,8 @@ TASKS = {
 
 
 def gsm8k(name: str, data: Path | None) -> Task:
-    """Return ``gsm8k`` or ``gsm8k_cot``.
-
-    Shots of the first are drawn as lm-eval draws them in one process: one draw a problem, in order. Those of the second
-    are the worked examples of Wei et al. (2022), read from the installed lm-eval.
+    """Return ``gsm8k``, whose shots are drawn as lm-eval draws them in one process, or ``gsm8k_cot``, with the worked
+    examples of Wei et al. (2022), read from the installed lm-eval.
     """
     cot, test, train = name == "gsm8k_cot", _gsm8k_rows(data, "test"), _gsm8k_rows(data, "train")
     form, strict = ("Q: {}\nA:", THE_ANSWER_IS) if cot else ("Question: {}\nAnswer:", HASHES)
@@ -111,10 +109,9 @@ def gsm8k(name: str, data: Path | None) -> Task:
 def gsm8k_two_pass(name: str, data: Path | None) -> Task:
     """Return paper 2's form: the model writes a thought behind the question, then the answer behind both.
 
-    The text behind ``####`` in the last line of question, thought and answer counts. Published: 256 tokens in 256 steps
-    at temperature .1 each time, after fine-tuning on augmented GSM8K (skywalker0523/OneTokenIsEnough,
-    evaluate_gsm8k_extratoken.py). There the 256 tokens hold the question too, a pass is read beyond its EOS, and sympy
-    compares answers. Here each pass writes 256 tokens, up to its EOS, and numbers are compared as lm-eval does.
+    The text behind ``####`` counts. Published: 256 tokens in 256 steps at temperature .1 each time, after fine-tuning
+    (skywalker0523/OneTokenIsEnough, evaluate_gsm8k_extratoken.py), question included, read beyond EOS, compared by
+    sympy. Here each pass writes 256 tokens, up to its EOS, and numbers are compared as lm-eval does.
     """
     test = _gsm8k_rows(data, "test")
 

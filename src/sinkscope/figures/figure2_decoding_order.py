@@ -109,9 +109,7 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
 
 
 def rightward(written: Int[np.ndarray, "commit 3"]) -> float | None:
-    """Return the share of the commits whose left neighbour was committed in the last step before that committed any;
-    None where no step had one before it.
-    """
+    """Return the share of commits whose left neighbour was committed in the last step with any before; None without."""
     places = [set(written[written[:, 0] == step, 1].tolist()) for step in np.unique(written[:, 0])]
     beside = [position - 1 in before for before, now in pairwise(places) for position in now]
     return sum(beside) / len(beside) if beside else None

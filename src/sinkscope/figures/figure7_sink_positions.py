@@ -72,9 +72,7 @@ class SinkPositions(Figure):
 
 
 def chosen_heads(one: Subject) -> dict[HeadMovement, str]:
-    """Return, with the reasons, the clearest head, of those that move beyond chance the one with most moves, and the
-    one with the longest stay.
-    """
+    """Return, with reasons, the clearest head, that with most moves (beyond chance), that with the longest stay."""
     if one.only is not None:
         return {one.only: ASKED_FOR}
     found = [(max(one.moving, key=lambda head: head.moves), "most moves")] if one.moving else []

@@ -69,8 +69,8 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Incoming:
-    """The columns of one head, or the mean over several; main: the main sink in each step, −1 without one, None for a
-    mean; written: (step, position, token) of every commit; canvas: the tokens after the last step.
+    """Columns of one head, or a mean; main: its main sink in each step (−1: none), None for a mean; written: (step,
+    position, token) of every commit; canvas: the tokens after the last step.
     """
 
     trace: Trace = field(repr=False)
@@ -145,9 +145,7 @@ def followed_columns(trace: Trace, layer: int, head: int) -> Float[np.ndarray, "
 def commits_of(
     written: Int[np.ndarray, "step position"] | None, tokens: Int[np.ndarray, "step position"], mask_id: int | None
 ) -> Int[np.ndarray, "commit 3"]:
-    """Return (step, position, token) of every commit, from the canvases where none are recorded, as of other samplers'
-    loops; a position that is masked again is no commit.
-    """
+    """Return (step, position, token) of every commit, by the canvases where none are recorded; remasking is none."""
     if written is None:
         written = np.where(tokens[1:] != tokens[:-1], tokens[1:], -1)
     step, position = np.nonzero((written >= 0) & (written != (-1 if mask_id is None else mask_id)))

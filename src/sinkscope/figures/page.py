@@ -58,13 +58,8 @@ def write_page(
         out: an ``.html`` file, or a folder, which gets a `REPORT`; an `EXPLORER` beside it is linked.
         figures: files of `draw_figures`; the PNG files among them are embedded with their captions.
         excess: ε of Eq. 3, in queries' worth.
-        roles: what the sinks of the model do (`find_roles`).
         notes: lines below the figures, such as those that `draw_figures` said.
         command: the command that made it, for the footer.
-
-    Raises:
-        CallError: no traces, or a threshold that no column can exceed.
-        TraceError: a file that cannot be written.
     """
     import jinja2
 
@@ -138,9 +133,7 @@ def _interval(value: dict[str, float]) -> str:
 
 
 def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
-    """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at ε of Eq. 3 in queries' worth: plain
-    values for `json.dumps`, None where a number does not exist. Raises TraceError where there is no complete step.
-    """
+    """Return sinks, tracks, moves and most frequent tokens of a trace at ε, as plain values, None without."""
     return _numbers(subject_of(trace, excess))
 
 

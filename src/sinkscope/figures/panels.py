@@ -44,9 +44,7 @@ ROOM_FOR_TOKENS = 7.4  # lines of text above a map
 def incoming(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
 ) -> Any:
-    """Draw the attention that each token receives over the steps, with the main sink of the head outlined; with
-    ``layer`` alone the mean over its heads, with neither the mean over all. Raises TraceError without all columns.
-    """
+    """Draw the attention that each token receives over the steps, of a head with its main sink, a layer, or all."""
     trace = as_trace(trace)
     one = Incoming.of(trace, layer, head, excess)
     with _axes(ax, 5.4, 3.4) as axes:
@@ -65,9 +63,7 @@ def incoming(
 def sink_positions(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
 ) -> Any:
-    """Draw the position of a head's main sink over the steps, or those of the heads of Figure 7, beside the tokens
-    written.
-    """
+    """Draw the position of a head's main sink over the steps, or those of Figure 7's heads, beside tokens written."""
     one = subject_of(as_trace(trace), excess, place=(layer, head))
     with _axes(ax, 5.4, 4.2) as axes:
         draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
@@ -119,9 +115,7 @@ def attention_map(
     *,
     ax: Any = None,
 ) -> Any:
-    """Draw one attention map: ``recompute_map(model, trace, step, layer, head).attention``, or, if it is None, the one
-    that was stored with the trace (``--keep-maps``). Raises CallError without one.
-    """
+    """Draw one map: ``recompute_map(…).attention``, or the one that is stored (``--keep-maps``); else CallError."""
     trace = as_trace(trace)
     step, layer, head = check_place(trace, step, layer, head)
     attention = stored_map(trace, step, layer, head) if attention is None else attention

@@ -31,12 +31,7 @@ class NextRanks(SinkRule):
 
 @dataclass(frozen=True)
 class RandomControl(SinkRule, ABC):
-    """The base of the controls that draw keys at random.
-
-    Attributes:
-        seed: the draw is a function of it, the prompt, the step and the layer, so a batch draws what its prompts draw
-            alone.
-    """
+    """The base of the controls that draw keys at random, by ``seed``, prompt, step and layer, in a batch as alone."""
 
     _: KW_ONLY
     seed: int = 0
@@ -64,9 +59,8 @@ class RandomKeys(RandomControl):
 class MassMatchedKeys(RandomControl):
     """Control: hides random keys until they hold as much attention as the k sinks do, in the step that loses it.
 
-    That is measured in a second sweep. Keys are taken in random order, the last one only where it brings the sum
-    nearer. Limit: where the other keys hold less than the sinks do, all of them are hidden and the match fails;
-    `Effect.removed_share` shows it.
+    The last key counts only where it brings the sum nearer. Limit: where the other keys hold less than the sinks do,
+    all of them are hidden and the match fails; `Effect.removed_share` shows it.
     """
 
     rule = "mass:K"
@@ -91,11 +85,10 @@ class MassMatchedKeys(RandomControl):
 class RowMatchedKeys(RandomControl):
     """Control: hides random keys that hold as much attention as the k sinks do, of the queries that write.
 
-    These are the ones that ``queries`` names, or those from whose outputs a token may be committed in this step
-    (`RuleContext.committing`); in a likelihood, which commits none, the answer's. Keys that hold no more than the sinks
-    are taken in random order, sinks by Eq. 3 last, as long as the sum stays below that of the sinks; then the one key
-    that brings it nearest. Limits: which of the queries will be committed is known only after the step, and where the
-    other keys hold less than the sinks do, all are hidden; `Effect.removed_share_committed` shows both.
+    These are ``queries``, or those from whose outputs a token may be committed in this step; in a likelihood the
+    answer's. Keys are taken in random order, sinks by Eq. 3 last, while the sum stays below that of the sinks; then the
+    one key that brings it nearest. Limits: which queries commit is known only after the step, and the other keys may
+    hold less; `Effect.removed_share_committed` shows both.
     """
 
     rule = "rowmass:K"
@@ -126,9 +119,8 @@ class RowMatchedKeys(RandomControl):
 
 @dataclass(frozen=True)
 class PersistentRandomKeys(RandomControl):
-    """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k.
-
-    It is drawn anew only if it becomes a sink itself. It separates losing a key for long from losing one for a step.
+    """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k and
+    the key is no sink. It separates losing a key for long from losing one for a step.
     """
 
     rule = "persistent:K"
@@ -160,11 +152,8 @@ def _marked(stand_in: Tensor) -> Tensor:
 class SameClassKeys(RandomControl):
     """Control: hides for each of the k sinks a random key whose token is of the same class, drawn anew in every step.
 
-    So it separates being a sink from being, say, a newline. Limit: a sink alone in its class (a first token, often) has
-    no match, and fewer keys are hidden; `Effect.keys_per_head` shows it.
-
-    Attributes:
-        classify: token id → name of its class; `class_in` with the model's tokenizer when None.
+    Limit: a sink alone in its class (a first token, often) has no match; `Effect.keys_per_head` shows it. ``classify``
+    gives a token id's class, by default `class_in` with the model's tokenizer.
     """
 
     rule = "class:K"

@@ -34,11 +34,10 @@ class HidePositions(Intervention):
 
 @dataclass(frozen=True)
 class KeepWindow(Intervention):
-    """Every query sees the first ``sinks`` tokens and the ``recent`` ones nearest to it, and nothing else.
+    """Every query sees the first ``sinks`` tokens and the ``recent`` ones nearest to it (causal: before it).
 
-    Source: StreamingLLM (arXiv 2309.17453), which keeps 4 first tokens. A causal model's query sees itself and the
-    ``recent`` − 1 tokens before it; a bidirectional one also as many after it (our choice: the paper has causal models
-    only). Rotations stay those of the whole text, where StreamingLLM numbers the kept tokens anew.
+    Source: StreamingLLM (arXiv 2309.17453), which keeps 4 first tokens of causal models and numbers positions anew,
+    where rotations here stay those of the whole text.
     """
 
     rule = "window:SINKS+RECENT"
@@ -62,10 +61,7 @@ class KeepWindow(Intervention):
 
 @dataclass(frozen=True)
 class HideSinkToken(Intervention):
-    """No query sees the network's own sink token, all of them where there are several, or its learned logit.
-
-    The text keeps its positions and attends to itself alone. ``keys`` has nothing to choose among.
-    """
+    """No query sees the network's own sink tokens, or its learned logit; ``keys`` has nothing to choose among."""
 
     rule = "sink-token"
     observing = False

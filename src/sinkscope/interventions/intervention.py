@@ -30,17 +30,13 @@ class Intervention(ABC):
 
     ``with HideTopSinks(1)(model) as hiding:`` hides while the body runs and leaves no trace on the model, also after an
     exception; ``hiding.effect`` says how much attention was removed. A query never loses its last visible key.
-
-    A subclass implements `choose`. To be found by `parse_rule` and ``--hide``, it names its `rule` and lies in a module
-    of this package, or of an entry point of the group ``sinkscope.interventions``.
+    A subclass implements `choose`, and to be found by `parse_rule` and ``--hide`` names its `rule`.
 
     Attributes:
-        layers: numbers of the layers to which the rule is limited, from 0; all when None.
+        layers, steps: numbers to which the rule is limited, from 0; all when None.
         heads: the only heads whose queries lose keys, pairs (layer, head), from 0; all when None.
-        steps: numbers of the steps of a generation to which it is limited, from 0; all when None.
         keys: the only keys it may choose: positions of the canvas (padding not counted), or ``masked``, ``unmasked``,
             ``prompt``, ``answer``; any when None. Where a network is called by itself, all tokens are the prompt's.
-            Positions and steps beyond a generation match nothing; `Effect` counts the hidden keys.
         queries: the only queries that lose them, named in the same way.
         effect: ``mask``: −∞ before the softmax, so that the other keys share the attention; ``zero``: 0 after the
             softmax, so that the attention is lost, and with it the values.
@@ -80,11 +76,8 @@ class Intervention(ABC):
 
     @abstractmethod
     def choose(self, context: RuleContext) -> Tensor | None:
-        """Return the keys to take away in one layer of one step.
-
-        Returns:
-            bool [batch, head, key] or [batch, head, query, key], with one head for all where they do not differ;
-            None while the rule is not in force, such as before anything has been observed.
+        """Return the keys to take away in one layer of one step, bool [batch, head, key] or [batch, head, query, key]
+        (one head for all alike); None while the rule is not in force.
         """
 
     @property
@@ -144,10 +137,7 @@ class Intervention(ABC):
 
 @dataclass(frozen=True)
 class Composed:
-    """Rules in force at the same time: a key is hidden where any of them hides it. Made by `compose`.
-
-    Its effect counts removed attention once. Each rule observes the attention under all of them.
-    """
+    """Rules in force together: a key is hidden where any hides it, and counted once; each observes what all leave."""
 
     parts: tuple[Intervention, ...]
 

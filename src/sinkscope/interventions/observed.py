@@ -39,16 +39,13 @@ class Observed(Intervention, ABC):
     """A rule that goes by the attention of the step before, or of the running step before anything is hidden in it.
 
     Attributes:
-        observe: ``previous``: step 0 is left alone (paper 1). ``current``: every layer is measured before it hides,
-            which costs a second sweep; needed where there is only one step (likelihoods). In a causal model that reads
-            several tokens at once, all of them lose the keys.
-        measured: ``local``: the layer's own queries and keys, normalised without the hiding. ``hidden``: with the
-            hiding; a hidden column sums to 0, so the next step spares it and the rule alternates between two sets.
-            ``clean``: from one more forward call in every step, with nothing hidden in any layer; a causal model then
-            reads all tokens so far again.
+        observe: ``previous``: step 0 is left alone (paper 1). ``current``: every layer is measured before it hides, a
+            second sweep; needed where there is only one step (likelihoods).
+        measured: ``local``: the layer's own queries and keys, normalised without the hiding. ``hidden``: with it, so
+            that the next step spares a hidden column. ``clean``: from one more forward call in every step, with nothing
+            hidden in any layer; a causal model then reads all tokens so far again.
         decide: ``columns``, or the ``last_row`` of the newest query (paper 1 decides so for Llama).
-        scope: ``head``: each query head ranks for itself; ``kv_head``, ``layer``: the mean over the heads that share
-            keys, or over all of them, decides for all.
+        scope: ``head``: each query head ranks for itself; ``kv_head``, ``layer``: the mean over heads decides for all.
     """
 
     observe: Literal["previous", "current"] = "previous"
@@ -91,11 +88,8 @@ class Observed(Intervention, ABC):
 
 @dataclass(frozen=True)
 class SinkRule(Observed, ABC):
-    """The base of `HideTopSinks` and of its controls, which hide as many other keys instead.
-
-    Attributes:
-        k: how many keys per head; 0 hides nothing.
-        only_sinks: of the top k, only those that are sinks by Eq. 3 (ε = 3 on column sums). Deep heads have one or two.
+    """The base of `HideTopSinks` and of its controls, which hide as many other keys instead: ``k`` a head, of these
+    with ``only_sinks`` the sinks by Eq. 3 (ε = 3 on column sums).
     """
 
     control = True
@@ -148,14 +142,10 @@ class HideTopSinks(SinkRule):
 
 @dataclass(frozen=True)
 class HideSinksAbove(Observed):
-    """Hides the sinks of Eq. 3: keys whose column exceeds the mean of the others by more than ``excess``.
+    """Hides the sinks of Eq. 3 (paper 1): keys whose column exceeds the mean of the others by more than ``excess``.
 
-    Source: paper 1, Eq. 3. With an ε from `calibrate_excess` it hides K sinks per head on average, which is how the
-    ε₀, ε₁, ε₂ of the paper's text can be read.
-
-    Attributes:
-        excess: ε; infinite hides nothing.
-        unit: of ε: ``queries`` worth of attention, or ``percent`` of all attention.
+    ε is in ``unit``, ``queries`` or ``percent``; infinite hides nothing. `calibrate_excess` finds one that hides K
+    sinks a head on average, as the paper's ε₀, ε₁, ε₂ can be read.
     """
 
     rule = "above:E"
@@ -214,8 +204,7 @@ def calibrate_excess(
 ) -> HideSinksAbove:
     """Return the rule whose ε ``sinks_per_head`` keys exceed on average, over steps, layers and heads of the rule.
 
-    ``run`` writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``. Only recorded rows count: of
-    guidance the half with the prompt, of a batch the rows that have not ended. ``options`` are of `HideSinksAbove`.
+    ``run`` writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``; ``options`` are the rule's.
     """
     rule = HideSinksAbove(0.0, **options)
     count = _ExcessCount(**{**vars(rule), "found": {}})

@@ -18,12 +18,8 @@ def excess_of(columns: Tensor, real: Tensor) -> Tensor:
 
 
 def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tensor:
-    """Return the rank of every key in its head, int64 [batch, head, key]: 0 the largest, ties to the lower position.
-
-    Args:
-        values: [batch, head, key].
-        candidates: bool [batch, 1 or head, key]; others come last.
-        most: how many ranks must be exact; keys behind them may get any rank from ``most`` on. All when None.
+    """Return the rank of every key in its head, int64 [batch, head, key]: 0 the largest, ties to the lower position;
+    no ``candidates`` last. With ``most``, ranks from there on may be any.
     """
     left = values.masked_fill(~candidates, -torch.inf)
     if most is not None and most <= FEW:

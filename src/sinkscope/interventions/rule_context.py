@@ -114,13 +114,9 @@ Rule = Any
 
 @dataclass(frozen=True, eq=False)
 class RuleContext:
-    """The knowledge with which a rule chooses the keys of one layer in one step.
+    """The knowledge with which a ``rule`` chooses the keys of one layer's ``call`` in one ``step`` of a canvas.
 
     Attributes:
-        rule: the rule that is asked.
-        step: number of the step in its generation, from 0.
-        call: the layer's queries and keys.
-        canvas: the canvas of the step.
         candidates: bool [batch, key], the keys that may be chosen; behind a sliding window those that it still holds.
         memory: values that the rule kept for this layer since the generation began; empty at first.
         attention, draws, token_classes: read by `seen`, `draw` and `classes`.
@@ -152,10 +148,7 @@ class RuleContext:
         return self.attention.causal
 
     def seen(self, observe: str, measured: str) -> Observation | None:
-        """Return the attention of this layer, as wide as its keys are now; None in the first step for ``previous``.
-
-        ``measured`` is ``local``, ``hidden`` or ``clean``, see `Observed`. CallError for a canvas that has shrunk.
-        """
+        """Return the attention of this layer as ``measured`` (`Observed`); None in the first step for ``previous``."""
         keys = self.call.keys
         look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
         found = look(self.call, measured)
@@ -166,10 +159,8 @@ class RuleContext:
 
     @property
     def committing(self) -> Tensor | None:
-        """Queries whose outputs may be committed in this step, bool [batch, query]; None where none will be.
-
-        Of a diffusion model with blocks the masked positions of the running block (one place to the left for a family
-        with a logit shift), of an autoregressive model the newest query.
+        """Queries whose outputs may be committed in this step, bool [batch, query]; None where none will be: masked
+        ones of the running block (one place to the left with a logit shift), in autoregressive models the newest.
         """
         readers = self.canvas.readers(self.call.key.device)
         return None if readers is None else readers[:, -self.call.query.shape[2] :]

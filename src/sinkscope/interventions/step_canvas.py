@@ -16,11 +16,7 @@ GROUPS = ("masked", "unmasked", "prompt", "answer")
 
 
 class StepCanvas:
-    """The canvas of one step; its tensors are uploaded once, and the host does not wait for them.
-
-    Args:
-        prompt_lengths: tokens of each prompt; the rows of guidance, behind those of the prompts, repeat them.
-    """
+    """The canvas of one step, uploaded once; of ``prompt_lengths``, the rows of guidance, behind, repeat prompts."""
 
     def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:
         self.context, self._prompt_lengths = context, prompt_lengths

@@ -48,27 +48,22 @@ def find_roles(
     on_progress: Callable[[str, int, int], object] | None = None,
     **settings: Any,
 ) -> Roles:
-    """Return the role of every head that has a lasting sink.
+    """Return the role of every head that has a lasting sink, by Eq. 3 on the key with the head's largest column.
 
-    Even prompts choose the heads, odd ones judge them. Each head's sink is the key with its largest column on that
-    canvas, which must be a sink by Eq. 3; it is taken from that head alone. At the end those that can be hidden are
-    hidden together.
+    Even prompts choose the heads, odd ones judge them, in which the sink is taken from that head alone; at the end
+    those that can be hidden are hidden together.
 
     Args:
         prompts: texts or token ids, at least ten.
-        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call resumes
-            after a kill.
+        out: a folder of finished prompts, and at the end of the roles (`read_roles`); the same call resumes.
         rules: of the verdict; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
         control_seed: of the random keys.
-        on_progress: called with ``prompts`` of which some have chosen heads, then with ``layers`` of which some are
-            computed, as a removal begins at its head's layer: the unit, how many are done, and how many are expected.
+        on_progress: called with a unit (``prompts``, then ``layers`` of a removal), how many are done, and expected.
         settings: of the model's sampler.
 
-    Raises:
-        CallError: too few prompts, one given twice, settings that do not fit, or a folder of another run.
-        EvaluationError: memory does not suffice for one canvas.
+    Raises CallError for prompts, settings or a folder that do not fit; EvaluationError for too little memory.
     """
     expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
@@ -165,9 +160,8 @@ def _measure(
 
 
 def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[tuple[HeadRole, ...], dict[int, Rows]]:
-    """Return the role of each head and the rows of each prompt that judges.
-
-    More keys are hidden together only in those heads where the sink alone is not shown to change the predictions.
+    """Return the role of each head and the rows of each prompt that judges; more keys are hidden where one is not shown
+    to change the predictions.
     """
     judged = measure("judge", heads)
     found = {head: _conclude(model, head, [*judged.values()], rules) for head in heads}
@@ -276,10 +270,7 @@ def find_roles_on(
 ) -> Roles:
     """Return the role of every head that has a lasting sink on given canvases, such as held-out text.
 
-    Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
-
-    Raises:
-        CallError: too few prompts of either kind, or canvases that the network cannot read.
+    Probes of even prompts choose the heads, of odd ones judge them. CallError for too few, or unreadable canvases.
     """
     expect_model(model, unwatched=True)
     rules = rules or Rules()
@@ -314,10 +305,8 @@ def check_halves(probes: Sequence[Probe]) -> None:
 def cost_of_roles(
     family: Family, shape: tuple[int, int], prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any
 ) -> dict[str, int]:
-    """Return how many ``forwards``, all calls, `find_roles` makes at most for layers of so many heads, all with sinks.
-
-    ``generation`` of them write answers; ``rows`` are canvases from which sinks are taken, as much work as ``passes``
-    through all layers.
+    """Return how many ``forwards`` `find_roles` makes at most, ``generation`` of them for answers; ``rows`` are
+    canvases without sinks, as much work as ``passes`` through all layers.
     """
     generation, heads = prompts * resolve_settings(family, **settings).most_calls, shape[0] * shape[1]
     canvases = 1 if family.causal else canvases

@@ -21,18 +21,14 @@ MOST_TRIED = 8
 
 @dataclass(frozen=True)
 class HeadRole:
-    """The role of one head's sink.
+    """The role of one head's sink: ``need``, whether it can go; ``role``, what it adds, by which ``reason``.
 
     Attributes:
-        need: whether the sink can go; role: what it adds; reason: which rule decided the role, in words.
         lasting: share of the judged canvases in which the head has a sink by Eq. 3.
-        place: mean position of the sink over the length of the canvas; position: where it is most often; token: text
-            of the token that it is most often, None where two are equally often.
-        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention.
-            ``committed_share``: of the queries whose token is committed. ``norm_ratio``: its output norm over the
-            median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: see `removals_of`. ``to_substitutes``,
-            ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): shares of its attention that go there
-            without it.
+        place: mean position over the length of the canvas; position, token: most frequent, None where two are.
+        measured: {name: estimate over the judged prompts}: ``share`` of all attention; ``committed_share`` of that of
+            the queries committed; ``norm_ratio``: output norm over the median; ``evenness``: see `Sight`; ``kl.RULE``,
+            ``kept.RULE``: see `removals_of`; ``to_…``: where the head's attention goes without the sink.
         substitutes: the least number of largest columns, of 1, 2, 3, 4, 6 and 8, that are shown to change the
             predictions when hidden; None where none are.
         substitutes_at_least: the least number that may change them, one more than are shown to change nothing.
@@ -72,20 +68,16 @@ class HeadRole:
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of a model's heads.
+    """The roles of a model's ``heads``, all that have a lasting sink on the prompts that choose.
 
     Attributes:
-        heads: every head that has a lasting sink on the prompts that choose.
-        prompts, judged: how many prompts there were, and how many of them judged.
-        failed: {prompt: why} of prompts that could not be measured.
+        prompts, judged: how many prompts there were, and how many of them judged; failed: {prompt: why}.
         settings: of the sampler, and ``canvases`` of each prompt; empty where they are not known, as source may be.
         together: {``dispensable`` or a role: {``kl.RULE``, ``kept.RULE``: estimate}} of hiding the sinks of all such
-            heads at once on the prompts that judged them, where there are two, if it was measured; RULE: ``sink``,
-            ``sink.zero``, ``rowmass`` or ``rowmass.zero``.
-        dtype: of the weights and the measurement; empty where it is not known.
+            heads at once; RULE: ``sink``, ``sink.zero``, ``rowmass`` or ``rowmass.zero``.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``.
         canvas_tokens: tokens of the shortest and the longest canvas with the whole answer; None where not known.
-        config_hash: see `models.ModelCard`; empty where it is not known.
+        dtype, config_hash: of weights and measurement, see `models.ModelCard`; empty where not known.
     """
 
     model: str
@@ -195,11 +187,7 @@ class Roles:
 
 
 def read_roles(path: str | Path) -> Roles:
-    """Read the roles that ``sinkscope roles`` wrote, from its folder or the file ``roles.json`` in it.
-
-    Raises:
-        CallError: there is no such file, or it holds something else.
-    """
+    """Read the roles that ``sinkscope roles`` wrote, from its folder or ``roles.json`` in it; CallError without any."""
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
     if not file.exists():
         raise CallError(f"{file}: no roles there; `sinkscope roles MODEL --out FOLDER` finds them")
@@ -209,11 +197,7 @@ def read_roles(path: str | Path) -> Roles:
 
 
 def roles_for(weight_hash: str | None, given: Roles | None, config_hash: str | None = None) -> Roles | None:
-    """Return the roles given, None where none are.
-
-    Raises:
-        CallError: they are not of the model with these weights and this config.json.
-    """
+    """Return the roles given, or None; CallError where they are of another model."""
     if given is not None and not given.are_of({"weight_hash": weight_hash, "config_hash": config_hash}):
         raise CallError(
             f"the roles are of {given.model} with weights {given.weight_hash[:12]}… and the config.json "

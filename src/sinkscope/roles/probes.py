@@ -26,13 +26,11 @@ CANVASES = 4
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """One canvas.
+    """One canvas of the prompt of that number, at that ``step`` of its generation (causal: the last).
 
     Attributes:
-        prompt: number of the prompt it comes from.
-        step: of the generation; the last one for an autoregressive model.
-        readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left
-            for a family with a logit shift; for an autoregressive model those that predict its answer.
+        readers: the queries whose predictions are compared: of masked tokens, one place to the left for a family with a
+            logit shift; of an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
         block: tokens of the blocks in which block diffusion wrote it; None for the checkpoint's, and other models.
     """
@@ -54,13 +52,9 @@ def check_probe(model: Model, probe: Probe, where: str) -> None:
 
 
 def make_probes(model: Model, prompt: Any, number: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:
-    """Write an answer to the prompt of a number and return probes of it; ``settings`` are those of the sampler.
+    """Write an answer to a prompt and return probes of it, at most ``canvases``, spread over the steps with masks.
 
-    Args:
-        canvases: how many steps of a diffusion model's generation become probes, spread evenly over those with masks.
-
-    Raises:
-        CallError: a prompt or settings that do not fit, or an answer without a prediction to compare.
+    CallError for a prompt or sampler ``settings`` that do not fit, or an answer without a prediction to compare.
     """
     mask, shift = model.card.mask_id, int(model.family.shift)
     if model.family.causal:
@@ -116,10 +110,7 @@ def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> to
 def divergence(
     said: Float[torch.Tensor, "reader vocabulary"], changed: Float[torch.Tensor, "row reader vocabulary"]
 ) -> Float[torch.Tensor, " row"]:
-    """Return the mean KL divergence of changed predictions from what was said, given as log-probabilities, in nats.
-
-    The memory of ``changed`` is used up. A product of matrices would lose four digits over a large vocabulary.
-    """
+    """Return the mean KL divergence of changed predictions from what was said, in nats; ``changed`` is used up."""
     return torch.sub(said, changed, out=changed).mul_(said.exp()).sum(-1).mean(-1).clamp(min=0)
 
 
@@ -130,10 +121,7 @@ def blocks_of(session: Session) -> list[nn.Module]:
 
 @contextmanager
 def beginning_at(session: Session, layer: int, outputs: Sequence[torch.Tensor], rows: int) -> Iterator[None]:
-    """Let the layers below one return what the layer in front of it did, ``outputs``, instead of computing it again.
-
-    What hides keys from a layer on leaves the layers below as they are, so that each canvas of a call may share theirs.
-    """
+    """Let the layers below one return what the layer in front of it did, ``outputs``, instead of computing it again."""
     with ExitStack() as patches:
         if layer and outputs:
             below = outputs[layer - 1].expand(rows, -1, -1)

@@ -5,9 +5,6 @@ choose/000000.json         of a prompt that chooses heads, which of them have a 
 judge/000001.json          of a prompt that judges them, a row for each head and canvas; top/ has more keys hidden
 together.idle/000001.json  of the same prompt, the cost of hiding the sinks of a class of heads at once
 roles.json                 the verdicts, written at the end
-
-A prompt's file holds its place: the hash of run.json, the kind, the number of the prompt, the heads. A file that lies
-in the wrong place, comes from another folder or is damaged is measured again.
 """
 
 import json

@@ -31,9 +31,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """Keys taken from one head by a rule such as ``sink``; ``zeroed``: their attention is lost with the values that it
-    adds (0 behind the softmax), instead of going to the other keys.
-    """
+    """Keys taken from one head by a rule; ``zeroed``: their attention is lost with the values, not shared by others."""
 
     name: str
     layer: int
@@ -45,10 +43,8 @@ class Removal:
 def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head: int, seed: int) -> list[Removal]:
     """Return the removals from one head on one canvas, whose ``sinks`` these are by Eq. 3.
 
-    ``sink``: the key with the largest column. ``rowmass``: keys drawn at random that are no sinks, until they hold as
-    much of the readers' attention, or all of them where they hold less; another sink would be no control, as it may be
-    a substitute. ``sink.zero``, ``rowmass.zero``: the same, their attention lost. ``random``: one key drawn at random.
-    ``top.K``: the K largest columns.
+    ``sink``: the key with the largest column. ``rowmass``: random keys that are no sinks (these may be substitutes),
+    until they hold as much of the readers' attention. ``random``: one. ``top.K``: the K largest columns.
     """
     keys = sight.columns.shape[-1]
     order = sight.order[layer, head]
@@ -101,13 +97,8 @@ def divergences(
     rows: int = 32,
     on_row: Callable[[int], object] = lambda layer: None,
 ) -> tuple[Float[np.ndarray, " removal"], Float[np.ndarray, " removal"]]:
-    """Return the mean KL divergence of the predictions, in nats, and the share whose first choice stays.
-
-    Args:
-        sight: of the canvas, without any removal.
-        removals: from one head or several together, for each pair of numbers.
-        rows: canvases in one forward call, fewer where memory does not suffice, or on a CPU.
-        on_row: called with the lowest layer of each removal that is done.
+    """Return the mean KL divergence of the predictions, in nats, and the share whose first choice stays, of each set of
+    removals; ``sight``: without any; ``rows``: in one call, at most; ``on_row`` is called with each lowest layer.
     """
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
     readers, said = torch.from_numpy(probe.readers), sight.log_probabilities

@@ -22,18 +22,15 @@ BLOCK = 512
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """One canvas, all heads.
+    """One canvas, all heads, nothing removed.
 
     Attributes:
         columns: column sums of all queries, in queries' worth.
         reader_rows: mean attention of the readers; committed_rows: of those whose token is committed.
-        evenness: (mean a_qj)² / mean a_qj² over the readers, for the key j with the largest column: 1 where all queries
-            attend to it alike.
+        evenness: (mean a_qj)² / mean a_qj² over the readers, for the key j with the largest column: 1 where all alike.
         output_norms: ‖W_O v_j‖; value_norms: ‖v_j‖.
-        moved: where the readers' attention on that key would go without it, as shares of it: to each other key.
-        itself: the part of ``moved`` in which a reader attends to its own key.
-        sink_token: the share of it that would go to the network's own sink token; with ``moved`` it makes 1.
-        log_probabilities: the predictions.
+        moved: shares of the readers' attention on that key that would go to each other key without it; itself: to a
+            reader's own key; sink_token: to the network's own sink token, with ``moved`` 1.
         outputs: of each layer [1, position, width]; none where a call that begins at a layer says something else.
     """
 

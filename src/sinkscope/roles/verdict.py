@@ -1,16 +1,14 @@
-"""The verdict on a sink by fixed rules, written down before a trained model was measured, but for two: the comparison
-with the control prompt by prompt, and the share of the attention of the queries that predict.
+"""The verdict on a sink by rules fixed before a trained model was measured, but for two: the comparison with the
+control prompt by prompt, and the share of the attention of the queries that predict.
 
 The first word says whether the sink can go: **dispensable**, **needed** or **open**. The second says what it adds:
 
 idle        Without its contribution (0 behind the softmax) the predictions stay as they are: attention is parked on it.
 broadcast   Its contribution matters, and all queries that predict get the same amount of it.
 carrier     Its contribution matters, and some queries that predict get it more than others.
-undecided   Anything else: no lasting sink, too little difference, a head in which nothing of its size would matter, or
-            a sink that matters although the queries that predict hardly look at it.
+undecided   Anything else, such as too little difference, or a sink at which queries that predict hardly look.
 
-An idle sink may be needed: its attention has to go somewhere, to another idle key (a substitute), which changes
-nothing, or to the text, which may. So beside the verdict stands how many keys must be hidden before predictions change.
+An idle sink may be needed: its attention has to go somewhere, to a substitute or to the text.
 """
 
 from dataclasses import dataclass
@@ -36,11 +34,7 @@ class Rules:
         small: output norm of an idle key, over the median of its canvas, where nothing else tells it from others.
         even: evenness from which all queries that predict get the same.
         lasting: share of canvases in which a head has a sink by Eq. 3, of ``excess`` ε in queries' worth.
-        faint: share of the attention of the queries that predict below which a sink does not act through them, so that
-            neither their evenness nor a control of equal weight decides.
-
-    Raises:
-        CallError: a number that cannot be one of these.
+        faint: share of the attention of the queries that predict below which evenness and control do not decide.
     """
 
     changed: float = 0.005
@@ -76,14 +70,9 @@ def decide(
     taken: Estimate,
     rules: Rules,
 ) -> tuple[Role, str]:
-    """Return the role of a head's sink, and the reason in words.
-
-    Args:
-        zeroed: KL divergence without what the sink adds.
-        matched: the same without what other keys add that hold as much of the readers' attention.
-        matched_over: ``matched`` minus ``zeroed``, prompt by prompt.
-        norm_ratio: output norm of the sink over the median of its canvas.
-        taken: share of the attention of the queries that predict that is on the sink.
+    """Return the role of a head's sink, and the reason, by KL divergences: ``zeroed`` without what the sink adds,
+    ``matched`` without what other keys of as much attention do, ``matched_over`` the difference prompt by prompt;
+    ``norm_ratio``: its output norm over the median; ``taken``: its share of the attention of queries that predict.
     """
     faint = taken.high is not None and taken.high < rules.faint
     under = f"give it under {100 * rules.faint:.3g} % of their attention"

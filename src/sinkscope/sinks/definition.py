@@ -38,9 +38,7 @@ def in_unit(
 def excess_of(
     columns: Float[np.ndarray, "*step layer head key"], uniform: Float[np.ndarray, "*step layer one key"] | None = None
 ) -> Float[np.ndarray, "*step layer head key"]:
-    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), over the positions that are not NaN; with ``uniform`` columns, in
-    the same unit, the excess over these. NaN stays NaN.
-    """
+    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), NaN left out; with ``uniform`` columns the excess over these."""
     count = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     others = np.maximum(count - 1, 1)
     if uniform is not None:
@@ -74,13 +72,8 @@ def check_excess(excess: float, unit: str) -> None:
 def is_sink(
     columns: Float[np.ndarray, "*step layer head key"], excess: float = 3.0, unit: Unit = "queries"
 ) -> Bool[np.ndarray, "*step layer head key"]:
-    """Eq. 3: which keys exceed the mean of the others by more than ``excess``, ε in that unit.
-
-    Args:
-        columns: column sums in queries' worth, NaN where there is no token.
-
-    Raises:
-        CallError: see `check_excess`.
+    """Eq. 3: which ``columns`` (in queries' worth, NaN: no token) exceed the mean of the others by more than
+    ``excess``, ε in that unit. CallError: see `check_excess`.
     """
     check_excess(excess, unit)
     with np.errstate(invalid="ignore"):
@@ -92,18 +85,14 @@ def visible_query_mean(
     causal: bool,
     reach: Int[np.ndarray, "*step layer"] | None = None,
 ) -> Float[np.ndarray, "*step layer head key"]:
-    """Return column sums over the number of queries that see the key: S without ``causal``; with it those from the key
-    on, S − j, and behind a sliding window ``reach`` of them at most (see `reach_of`).
-    """
+    """Return column sums over the queries that see the key: S; causal S − j, ``reach`` of them behind a window."""
     length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     seen = length - np.arange(columns.shape[-1]) if causal else length
     return columns / np.maximum(seen if reach is None else np.minimum(seen, reach[..., None, None]), 1)
 
 
 def reach_of(last_query: Float[np.ndarray, "*step layer head key"]) -> Int[np.ndarray, "*step layer"]:
-    """Return how many keys the newest query of a layer sees: those that any of its heads attends to where they are the
-    newest ones, as behind a sliding window; else all.
-    """
+    """Return how many keys the newest query of a layer sees, behind a sliding window fewer than all."""
     with np.errstate(invalid="ignore"):
         seen = (last_query > 0).any(axis=-2)
     length = (~np.isnan(last_query[..., 0, :])).sum(axis=-1)
@@ -130,9 +119,7 @@ def uniform_columns(length: int, reach: Int[np.ndarray, " layer"]) -> Float[np.n
 def last_query_window(
     last_query: Float[np.ndarray, "step layer head key"], window: int = 16
 ) -> Float[np.ndarray, "step layer head key"]:
-    """Column sums over the newest ``window`` queries of an autoregressive trace, one a step; the first steps sum fewer,
-    and a key that came later counts 0 for the rows before it.
-    """
+    """Column sums over the newest ``window`` queries of an autoregressive trace, one a step; the first sum fewer."""
     rows = np.nan_to_num(last_query)
     summed = np.cumsum(rows, axis=0, dtype=np.float64)
     summed[window:] = summed[window:] - summed[:-window].copy() if len(summed) > window else summed[window:]

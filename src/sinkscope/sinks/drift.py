@@ -17,9 +17,7 @@ FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
 
 
 def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*head"]:
-    """Return the least-squares slope of a position against the step, in positions per step, without NaN steps; NaN
-    where fewer than two are left. Exact sums of whole positions: a slope of 0 is 0, without rounding.
-    """
+    """Return the least-squares slope of a position in positions a step, exact for whole ones; NaN below two steps."""
     position = np.asarray(position, dtype=np.float64)
     there = ~np.isnan(position)
     step = np.arange(len(position), dtype=np.float64).reshape(-1, *[1] * (position.ndim - 1))
@@ -39,9 +37,7 @@ def as_positions(main: Int[np.ndarray, "step layer head"]) -> Float[np.ndarray, 
 
 @dataclass(frozen=True, eq=False)
 class MainMoves:
-    """Moves of the main sink of each head, to the right positive, and swaps, between ``pairs`` of steps in a row that
-    both have one; drift is NaN with fewer than two steps that have one.
-    """
+    """Moves (to the right positive) and swaps of each head's main sink between ``pairs`` of steps that have one."""
 
     distance: Int[np.ndarray, "transition layer head"]
     pairs: Int[np.ndarray, "layer head"]
@@ -94,9 +90,7 @@ def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray
 
 
 def blocks_of(written: Int[np.ndarray, "step position"], first: int, block: int) -> Int[np.ndarray, " step"]:
-    """Return the block of each step: that of its first commit, or of the step before; −1 before any. ``first``: where
-    the first block begins; ``block``: its tokens.
-    """
+    """Return the block (of ``block`` tokens from ``first`` on) of each step, of its first commit; −1 before any."""
     committed = written >= 0
     found = np.where(committed.any(axis=1), (committed.argmax(axis=1) - first) // block, -1)
     latest = np.maximum.accumulate(np.where(found >= 0, np.arange(len(found)), -1))

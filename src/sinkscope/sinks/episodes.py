@@ -1,7 +1,6 @@
 """Episodes: the maximal stretches of steps in which a position is a sink in a head, all heads at once.
 
-The kinds are those of `tracking`. A successor is the nearest episode of another position of the same head that starts
-within one step of this one's end, began after it and lasts longer; ties go to the episode that comes first.
+The successor is the nearest longer one of the head that starts within one step of this one's end; ties to the first.
 """
 
 from dataclasses import dataclass
@@ -18,9 +17,7 @@ PAIRS = 2_000_000
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """Every episode, ordered by head, first step, position; ``kind`` is a number in `KINDS`, ``successor`` that of
-    the episode it moved to, −1 where it did not.
-    """
+    """Episodes by head, first step, position; ``kind``: number in `KINDS`; ``successor``: it moved to that, or −1."""
 
     head: Int[np.ndarray, " episode"]
     position: Int[np.ndarray, " episode"]
@@ -43,8 +40,8 @@ def find_episodes(
     short_too: bool = True,
     ordered: bool = False,
 ) -> Episodes:
-    """Return the episodes of sinks that are given one by one (``ordered``: by head, position, step); ``tolerance``: a
-    gap of so many steps ends none; ``short_too``: looks for successors of those of one step, whose kind is the same.
+    """Return the episodes of sinks (``ordered``: by head, position, step), which gaps of ``tolerance`` do not end;
+    ``short_too``: looks for successors of those of one step.
     """
     if not ordered:
         order = np.lexsort((step, position, head))

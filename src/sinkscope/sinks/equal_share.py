@@ -23,7 +23,7 @@ SHARE = 3 / WINDOW
 @dataclass(frozen=True)
 class AveragedMoves:
     """Moves of main sinks that exceed others by one ``share`` of the attention of ``queries``, averaged in each step:
-    means over the ``heads`` with a main sink in two steps, None without. Compare equal numbers of queries only.
+    means over ``heads``, None without. Compare equal numbers of queries only.
     """
 
     queries: int
@@ -37,10 +37,8 @@ class AveragedMoves:
 def averaged_moves(
     trace: Recorded | str | Path, windows: Sequence[int] = (1, 2, 4, 8, 16, 32), share: float = SHARE
 ) -> list[AveragedMoves]:
-    """Return the moves at one share of attention, averaged over as many queries as windows say.
-
-    In a causal trace, by the rule ``uniform``, over the newest queries, as far as half of the steps have a full window.
-    In a diffusion trace a step is never less than its whole canvas of S queries, and W / S steps are averaged.
+    """Return the moves at one share of attention, averaged over as many queries as windows say: in a causal trace, by
+    ``uniform``, over the newest ones; in a diffusion trace over W / S steps, at least one, of canvases of S.
     """
     recorded: Recorded = as_trace(trace)
     expect_steps(recorded, "compare moves in")

@@ -34,9 +34,7 @@ FEW_BLOCKS = 10
 
 @dataclass(frozen=True)
 class Track:
-    """One sink from its first to its last step; number of the track it moved to and the distance, None where it did
-    not; a track of one step has a successor, too.
-    """
+    """One sink from its first to its last step; number of the track it moved to and the distance, or None."""
 
     layer: int
     head: int
@@ -62,13 +60,8 @@ class HeadMovement:
 
 @dataclass(frozen=True, eq=False)
 class Tracks:
-    """All tracks of a trace, and the movement of its heads.
-
-    Attributes:
-        main: position of the main sink, −1 where no sink.
-        source: which columns were followed.
-        uncounted: the first steps, which do not count (see `followed_columns.uncounted`).
-        is_sink: whether the rule holds in any steps, layers, heads and positions.
+    """All tracks of a trace, and the movement of its heads, in the columns ``source``; ``main``: position of the main
+    sink, −1 without; ``uncounted``: the first steps; ``is_sink``: the rule at any steps, layers, heads, positions.
     """
 
     tracks: tuple[Track, ...]
@@ -125,11 +118,8 @@ def main_sinks(
 
 
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
-    """Return the tracks and main sinks of a trace.
-
-    Args:
-        tolerance: a dip below the threshold of at most so many steps does not end a track, nor a main sink where its
-            head has no other; CallError below 0.
+    """Return the tracks and main sinks of a trace; a dip of at most ``tolerance`` steps ends neither a track, nor a
+    main sink where its head has no other.
     """
     check_tolerance(tolerance)
     before, (steps, _, heads) = sinks.uncounted, sinks.moving.shape[:3]
@@ -212,9 +202,7 @@ class MovementTest:
 
 @dataclass(frozen=True)
 class MainPlace:
-    """The place at which most ``heads`` have their main sink in more steps than elsewhere, and its share of the
-    attention of the queries followed, mean over layers, heads and steps.
-    """
+    """The place at which most ``heads`` have their main sink in more steps than elsewhere, with its mean share."""
 
     position: int
     token: int
@@ -233,9 +221,7 @@ def main_place(
     columns: Float[np.ndarray, "step key"],
     tokens: Int[np.ndarray, "step position"],
 ) -> MainPlace | None:
-    """Return the place of most heads' main sink (−1: none), ties to the lower one; None without any. ``columns`` are
-    means over layers and heads.
-    """
+    """Return the place of most heads' main sink (−1: none), ties to the lower one; ``columns`` are means over heads."""
     step, layer, head = there = np.nonzero(main >= 0)
     if not len(step):
         return None
@@ -265,9 +251,8 @@ def movement_test(
 ) -> MovementTest:
     """Return moves and drift beside those of the same main sinks with their steps in random order, all heads together.
 
-    A sink that stays for a while has a slope in nearly every trace, a drift in six of ten if single steps are shuffled.
-    So blocks are, twice as long as sinks stay: then it is one in twenty or fewer. Sinks that only follow the tokens
-    committed from left to right drift, too. Without ``is_sink`` every change of place is a move.
+    A sink that stays drifts in six of ten traces if single steps are shuffled, so blocks are, twice as long as sinks
+    stay: one in twenty or fewer. Without ``is_sink`` every change of place is a move.
     """
     found, main = MainMoves.of(main, is_sink), main[uncounted:]
     counted = ~np.isnan(found.drift)

@@ -79,9 +79,7 @@ class PromptRows:
         self.rows.append(row)
 
     def whole(self, late: Mapping[Key, np.ndarray] | None = None) -> tuple[tuple[Key, ...], np.ndarray]:
-        """Return the keys, and [prompt, key], NaN where a prompt has no such number; ``late``: columns that only all
-        prompts together give, of which a shorter one lacks the last prompts.
-        """
+        """Return the keys, and [prompt, key], NaN without a number; ``late``: columns of all prompts together."""
         late = late or {}
         found = np.full((len(self.rows), len(self.columns) + len(late)), np.nan)
         for number, row in enumerate(self.rows):
@@ -114,9 +112,7 @@ def estimates(
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The numbers of traces of one model: ``values`` [prompt, key] behind the means; where most heads of each prompt
-    have their main sink, with its token's text, at the first threshold; which queries are ``followed``.
-    """
+    """Numbers of traces of one model: ``values`` [prompt, key] behind the means; ``places`` of most main sinks."""
 
     statistics: tuple[Estimate, ...] = field(repr=False)
     prompts: int
@@ -171,9 +167,7 @@ def analyse(
         choice: fits the placement model, by far the longest part with many prompts.
         rule: ``uniform`` or ``eq3`` for causal models, see `sinks.finding.rule_of`.
 
-    Raises:
-        CallError: no trace, one given twice, traces of different models or kinds, or thresholds that cannot be.
-        SinkscopeError: a trace without a whole step.
+    Raises CallError for no trace, one given twice, traces of different models or kinds, impossible thresholds.
     """
     thresholds = tuple(dict.fromkeys(thresholds))
     rows, placement, tokens = PromptRows(), PlacementModel(), list[TokenShares]()
@@ -246,9 +240,7 @@ def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
 
 
 def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) -> dict[str, Any]:
-    """Return what traces share with one more, None where unknown (two seeds of a rule are one); CallError where this
-    one is of another model or kind.
-    """
+    """Return what traces share with one more, None where unknown; CallError where it is of another model or kind."""
     found: dict[str, Any] = {"traces of one model": shape}
     if manifest:
         model, sampler = manifest.get("model") or {}, manifest.get("sampler") or {}
@@ -276,8 +268,7 @@ def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) ->
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
     """Return second minus first, of every statistic that both have, of paired prompts where both hold the same.
 
-    Movement that is followed in columns of other queries is not comparable, and so has no value (see `averaged_moves`).
-    CallError for analyses with different tolerances or training corpora, or at no threshold in common.
+    Movement in columns of other queries has no value. CallError for other tolerances, corpora or thresholds.
     """
     same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
     if first.tolerance != second.tolerance or not same_corpus:

@@ -1,7 +1,4 @@
-"""The main sink of the answer's queries alone, without the prompt's, which hardly change from step to step.
-
-Their columns are scaled as if there were as many of the answer's queries as tokens, so that the same thresholds apply.
-"""
+"""The main sink of the answer's queries alone; their columns are scaled as if as many as tokens, for the thresholds."""
 
 from dataclasses import dataclass
 from functools import partial

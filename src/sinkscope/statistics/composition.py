@@ -67,9 +67,7 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
 
 
 def expected_shares(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, " token"]:
-    """Return the share of the sinks that each of ``canvas.token_ids`` would have if sinks were any tokens of their
-    step's canvas: masks that are many in the same steps as sinks would seem to be sinks if all steps counted alike.
-    """
+    """Return each token's share of the sinks if sinks were any tokens of their own step's canvas."""
     canvas = prompt.canvas
     weight = prompt.counts(threshold).sum(axis=(1, 2)) / np.maximum(canvas.lengths, 1)
     indices = canvas.token_indices + 1  # 0 beyond the canvas
@@ -95,9 +93,7 @@ class TokenShares:
 
 
 def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return the ten tokens that are sinks most often at a threshold, each prompt counting alike: shares of sinks and
-    canvas by prompt, 0 where a prompt lacks the token, NaN where it has no sink.
-    """
+    """Return {token: shares of sinks, of canvas by prompt} of the ten most frequent sinks; NaN for a prompt without."""
     ids = np.concatenate([one.ids for one in prompts])
     distinct, place = np.unique(ids, return_inverse=True)
     total = np.bincount(place, weights=np.concatenate([one.of_sinks[number] for one in prompts]))

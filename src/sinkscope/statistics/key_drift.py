@@ -1,8 +1,7 @@
 """Drift of keys and values of one position from a step to a later one, which a cache forgoes.
 
-Measures: cosines between then and now; changes of the norm, as a share of the old one. Lags: steps in between. Classes,
-of which a position belongs to the first that fits: *new*, a mask then and a token now; *sink*, by Eq. 3 now, in some
-head that reads these keys; *mask*, then and now; *text*, all others, prompt and answer.
+Norms change by a share of the old one. A position's class is the first that fits: *new*, a mask then and a token now;
+*sink*, by Eq. 3 now, in some head that reads these keys; *mask*, then and now; *text*.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,7 @@ def drift_document(
     counts: Sequence[Float[np.ndarray, "lag class layer kv_head"]],
     lags: Sequence[int],
 ) -> dict[str, Any]:
-    """Return the means of every measure as plain values: by layer with intervals over prompts, and by layer and head;
-    from sums of each prompt over its steps and positions, their counts, and the lags in steps.
-    """
+    """Return the means of every measure, by layer with intervals and by head, from each prompt's sums and counts."""
     values = np.stack([ratio(one, count) for one, count in zip(sums, counts, strict=True)])
     there = ~np.isnan(values)
     heads, in_heads = (ratio(np.where(there, values, 0).sum(axis), there.sum(axis)) for axis in (-1, 0))

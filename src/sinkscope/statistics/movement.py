@@ -1,6 +1,4 @@
-"""Movement of main sinks over the steps of a prompt: moves, distances, residence, kinds of tracks, and drift, also
-relative to the frontiers of the masks. `sinks.drift` defines moves, swaps and drift.
-"""
+"""Movement of main sinks over the steps of a prompt: moves, distances, residence, kinds of tracks, and drift."""
 
 from typing import ClassVar
 
@@ -110,9 +108,7 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
 
 
 def track_kinds(prompt: PromptSummary) -> dict[str, Int[np.ndarray, "threshold layer kind"]]:
-    """Return tracks of all sinks of a prompt by their kind, `HEAD_KINDS`: how many ``tracks``, the steps that they
-    ``lived`` together, and ``heads`` by the kind of their longest track, ``none`` without any.
-    """
+    """Return all ``tracks`` of a prompt by kind, the steps they ``lived``, and ``heads`` by their longest track."""
     kinds, heads = len(HEAD_KINDS), prompt.heads
     tracks, lived, longest = (np.zeros((len(prompt.thresholds), prompt.layers, kinds), np.int64) for _ in range(3))
     for first, last in prompt.followed.groups_of_layers():

@@ -50,9 +50,7 @@ class Placement(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising; which positions are
-    there, and how many heads have their main sink there.
-    """
+    """Choice sets of one prompt, of up to 16 canvases: which positions are there, how many main sinks stand on each."""
 
     features: Float[np.ndarray, "step position feature"]
     there: Bool[np.ndarray, "step position"]
@@ -161,9 +159,8 @@ class PlacementModel:
             self.prompts.append(choices)
 
     def result(self, number: int) -> dict[str, np.ndarray]:
-        """Return the held-out bits per choice of every prompt at the threshold of that number: the gain of the whole
-        model over equal probabilities, and the loss without each block. NaN without a sink, or with fewer than two
-        prompts that have one.
+        """Return the held-out bits per choice of every prompt at a threshold: the gain over equal probabilities, and
+        the loss without each block; NaN without a sink, or with fewer than two prompts that have one.
         """
         gains = {name: np.full(len(self.prompts), np.nan) for name in MODELS}
         having = [one for one, choices in enumerate(self.prompts) if choices.chosen[number].any()]

@@ -21,11 +21,8 @@ from sinkscope.traces.format import attends_elsewhere, block_of
 class PromptSettings:
     """Settings that are known before the first step of a prompt.
 
-    Attributes:
-        training: {token: how often it stands in the training corpus}; None if unknown.
-        kept: how many of the largest columns of each head were kept; None for all.
-        crossing: whether the keys are another stack's tokens; aligned: whether blocks stand at multiples of ``block``.
-        zeroed: whether weights were zeroed, so that columns do not tell how many queries there are.
+    training: {token: how often it stands in the training corpus}; kept: how many of the largest columns, None for all;
+    crossing: keys are another stack's tokens; aligned: blocks stand at multiples of ``block``; zeroed: weights were.
     """
 
     causal: bool = False
@@ -80,10 +77,7 @@ class PromptSettings:
 class PromptCanvas:
     """The canvas of one prompt over all steps; tokens are −1 beyond ``lengths`` and where unknown, written where none.
 
-    Attributes:
-        token_ids: the distinct tokens, in rising order, and how often each stands on the canvas, over all steps.
-        token_indices: the canvas as indices into ``token_ids``; −1 beyond ``lengths``.
-        token_classes: number in `token_classes.CLASSES` of each of ``token_ids``.
+    token_ids are the distinct tokens in rising order; token_indices the canvas in them; classes of `token_classes`.
     """
 
     tokens: Int[np.ndarray, "step position"]

@@ -56,9 +56,8 @@ class Definition:
 
 
 class Statistic(ABC):
-    """A family of numbers that every prompt has by itself; ``order``: where tables show the family.
-
-    A name that ends in ``_in`` is that of every layer, in ``_over_steps`` of each third of the steps.
+    """A family of numbers of each prompt, at ``order`` in tables; names of layers end in ``_in``, of thirds of the
+    steps in ``_over_steps``.
     """
 
     definitions: ClassVar[Mapping[str, Definition]]
@@ -69,10 +68,7 @@ class Statistic(ABC):
         """Return the numbers of one prompt; a number at a threshold has ``threshold.place`` in front of its place."""
 
     def keep(self, step: RecordedStep) -> Any:
-        """Return a dataclass of arrays that ``values`` needs of a step, beside a `PromptSummary`, or None.
-
-        ``prompt.kept(TheDataclass)`` then has these arrays with an axis ``step`` in front.
-        """
+        """Return a dataclass of arrays that ``values`` finds in ``prompt.kept(TheDataclass)``, by step, or None."""
         return None
 
 
@@ -154,9 +150,7 @@ def values_of(prompt: PromptSummary) -> Values:
 
 
 def has_every_sink(known_from: Sequence[tuple[float, ...]], name: str, place: Mapping[str, Any]) -> bool:
-    """Return whether every sink that a number (its name without an ending) counts was kept, of every prompt: a mean
-    over the prompts of which all were kept would be one over the prompts with few sinks.
-    """
+    """Return whether every sink that a number counts was kept, of every prompt: few sinks would bias the mean."""
     if "excess" not in place or name.startswith(OF_LARGEST):
         return True
     return all(one[UNITS.index(place["unit"])] <= place["excess"] for one in known_from)
