@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.results_folder import ResultItems, claim, locked, state_of
+from sinkscope.evaluation.results import ResultItems, claim, locked, state_of
 from sinkscope.runs.share import Share
 
 RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
@@ -74,7 +74,7 @@ def test_two_processes_cannot_work_in_one_folder_and_a_killed_one_leaves_no_lock
     code = f"""
 import time
 from pathlib import Path
-from sinkscope.evaluation.results_folder import locked
+from sinkscope.evaluation.results import locked
 with locked(Path({str(tmp_path)!r})):
     print("locked", flush=True)
     time.sleep(60)

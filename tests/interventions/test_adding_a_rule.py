@@ -13,7 +13,7 @@ import sinkscope
 from sinkscope import extension_points
 from sinkscope.errors import CallError
 from sinkscope.interventions import HideTopSinks, Intervention, known_rules, parse_rule, rules
-from sinkscope.interventions.step_canvas import class_in
+from sinkscope.interventions.rule_context import class_in
 
 EXAMPLE = files_of_the_page()["src/sinkscope/interventions/bottom_keys.py"]
 

@@ -19,7 +19,7 @@ from sinkscope.interventions import (
     RowMatchedKeys,
     SameClassKeys,
 )
-from sinkscope.interventions.step_canvas import class_in
+from sinkscope.interventions.rule_context import class_in
 from sinkscope.sinks import is_sink
 from sinkscope.sinks.token_classes import CLASSES
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from closeness import assert_close
 
-from sinkscope.interventions.ranking import FEW, excess_of, pool, rank_of, spread
+from sinkscope.interventions.rule_context import FEW, excess_of, pool, rank_of, spread
 from sinkscope.sinks import excess_of as defined_excess
 
 VALUES = torch.tensor([[[2.0, 5.0, 5.0, 1.0, 5.0], [0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]]])

@@ -24,7 +24,7 @@ from sinkscope.interventions import (
     parse_rule,
     split_rules,
 )
-from sinkscope.interventions.rules import canonical_rule
+from sinkscope.interventions.intervention import canonical_rule
 
 TEXTS = {
     "none": compose(),

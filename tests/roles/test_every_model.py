@@ -12,18 +12,18 @@ from closeness import assert_close, terms_of
 
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
+from sinkscope.roles.find import PromptStore
 from sinkscope.roles.probes import Probe, make_probes
-from sinkscope.roles.prompt_store import PromptStore
 from sinkscope.roles.removal import (
     REMOVALS,
     Removal,
     described_head,
     divergences,
+    look,
     measure_heads,
     measure_together,
     sinks_by_head,
 )
-from sinkscope.roles.sight import look
 from sinkscope.roles.verdict import Rules
 
 sys.path.append(str(Path(__file__).parents[1] / "decoding"))

@@ -11,7 +11,7 @@ from _networks_by_hand import SETTINGS
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.roles import find, find_roles, read_roles
-from sinkscope.roles.prompt_store import open_store
+from sinkscope.roles.find import open_store
 from sinkscope.runs.files import with_checksum
 
 

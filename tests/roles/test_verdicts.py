@@ -14,8 +14,7 @@ from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.roles import Estimate, HeadRole, Roles, Rules, find_roles, read_roles, roles_for
 from sinkscope.roles.find import count_to_hide
 from sinkscope.roles.probes import make_probes
-from sinkscope.roles.removal import removals_of
-from sinkscope.roles.sight import look
+from sinkscope.roles.removal import look, removals_of
 from sinkscope.roles.verdict import decide
 
 

@@ -8,7 +8,7 @@ from sinkscope.sinks import is_sink, main_sinks
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.tracking import SinksIn
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.answer_queries import AnswerMain
+from sinkscope.statistics.movement import AnswerMain
 from sinkscope.statistics.statistic import values_of
 
 STEPS, WIDTH, PROMPT = 12, 40, 30

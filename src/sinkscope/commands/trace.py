@@ -163,7 +163,7 @@ class Trace(Command):
 
     def _record(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, keep: str) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
-        from sinkscope.interventions.rules import canonical_rule
+        from sinkscope.interventions.intervention import canonical_rule
 
         hide, places = canonical_rule(self.hide), [] if self.keep_maps is None else read_places(self.keep_maps)
         kept = {"numbered": self.prompts is not None, "top": self.top}
@@ -231,7 +231,7 @@ def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hi
     """
     import sinkscope
     from sinkscope.decoding import described
-    from sinkscope.interventions.rules import canonical_rule
+    from sinkscope.interventions.intervention import canonical_rule
     from sinkscope.models.fingerprints import fingerprints
     from sinkscope.progress import show_progress
     from sinkscope.recorder.destinations import StatisticsDestination, merge_statistics

@@ -64,10 +64,7 @@ class Emergence:
 
     def stacked(self, name: str) -> np.ndarray:
         """Return one array of all moments, [moment, …]."""
-        arrays = [getattr(moment, name) for moment in self.moments]
-        if any(array is None for array in arrays):
-            raise CallError(f"name: {name} was not measured at every moment; measure with roles=True")
-        return np.stack(arrays)
+        return np.stack([getattr(moment, name) for moment in self.moments])
 
     @property
     def shares(self) -> Float[np.ndarray, "moment layer head"]:
@@ -124,10 +121,8 @@ def open_emergence(folder: str | Path) -> Emergence:
     from safetensors.numpy import load_file
 
     folder = Path(folder)
-    path, expected = folder / MANIFEST, f"expected the folder of a watched training, with its {MANIFEST}"
-    manifest = read_json_object(path, CallError, expected)
-    if manifest.get("format") != FORMAT:
-        raise TrainingError(f"{path}: {expected}, found something else")
+    path = folder / MANIFEST
+    manifest = read_json_object(path, CallError, f"expected the folder of a watched training, with its {MANIFEST}")
     compare_checksum(manifest, path, TrainingError)
     found, moments = measured_updates(folder), []
     if not found:

@@ -24,7 +24,7 @@ from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import LikelihoodSettings
 from sinkscope.evaluation.cost import AT_MOST, CARD, Card, cost_document
 from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, p_text, paired_difference, wilson_interval
-from sinkscope.evaluation.results_folder import locked, write_json
+from sinkscope.evaluation.results import locked, write_json
 from sinkscope.evaluation.running import Batch, describe_run, open_batches, reseeded, work_through, written_text
 from sinkscope.evaluation.task_plans import Request, TaskPlan, family_and_shape, make_plans, parts_of
 from sinkscope.models import Model, expect_model

@@ -23,8 +23,7 @@ from sinkscope.decoding.caches.reader import check_model
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.results import Result, collect
-from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, state_of
+from sinkscope.evaluation.results import RUN, TASK, Result, ResultItems, claim, collect, locked, state_of
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, Rule, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model, load

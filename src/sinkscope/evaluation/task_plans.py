@@ -15,7 +15,7 @@ from sinkscope.evaluation.protocols import AUTO, find_protocol
 from sinkscope.evaluation.task import Task
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import Composed, Intervention, parse_rule
-from sinkscope.interventions.rules import canonical_rule
+from sinkscope.interventions.intervention import canonical_rule
 from sinkscope.models import FAMILIES, Family, Model, describe
 
 Rule = Intervention | Composed

@@ -14,8 +14,7 @@ from sinkscope.errors import CallError
 from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, spread_out, tick_label
 from sinkscope.sinks import main_sinks
 from sinkscope.sinks.definition import check_excess
-from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.finding import followed_sinks
+from sinkscope.sinks.finding import check_reach, followed_sinks
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import check_place

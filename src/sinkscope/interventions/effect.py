@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from sinkscope.attention import Columns, LayerCall, StepResult, Watcher, subscribed
 from sinkscope.counts import counted
 from sinkscope.notebook_card import MOST_ROWS, card
+from sinkscope.statistics.intervals import ratio
 
 
 class Moved(NamedTuple):
@@ -81,12 +82,12 @@ class Effect:
     @property
     def removed_share_by_head(self) -> np.ndarray:
         """The removed share of each head, [layer, head]; NaN for heads in which no rule was in force."""
-        return _ratio(self.removed.sum(0), self.queries.sum(0))
+        return ratio(self.removed.sum(0), self.queries.sum(0))
 
     @property
     def hit_rate_by_head(self) -> np.ndarray:
         """The hit rate of each head, [layer, head]; NaN where no key was hidden."""
-        return _ratio(self.hits.sum(0), self.ranked.sum(0))
+        return ratio(self.hits.sum(0), self.ranked.sum(0))
 
     def _repr_html_(self) -> str:
         steps, share, hits = self.steps.sum(0), self.removed_share_by_head, self.hit_rate_by_head
@@ -129,10 +130,6 @@ class Effect:
 
 def _share(part: float, whole: float) -> float:
     return float(part / whole) if whole else 0.0
-
-
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.divide(part, whole, out=np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan), where=whole > 0)
 
 
 class Tally:

@@ -22,7 +22,7 @@ class HidePositions(Intervention):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "positions", positions_of("positions", self.positions))
+        object.__setattr__(self, "positions", positions_of(self.positions))
 
     @property
     def idle(self) -> bool:
@@ -45,11 +45,6 @@ class KeepWindow(Intervention):
 
     sinks: int
     recent: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.recent < 1:
-            raise CallError("recent: expected at least 1, a query sees itself, found 0")
 
     def choose(self, context: RuleContext) -> Tensor:
         queries, keys = context.call.query.shape[2], context.call.keys

@@ -22,9 +22,18 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
-from sinkscope.interventions.ranking import pool, rank_of, spread
-from sinkscope.interventions.rule_context import AttentionMemory, Observation, PromptDraws, Rule, RuleContext
-from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
+from sinkscope.interventions.rule_context import (
+    AttentionMemory,
+    Observation,
+    PromptDraws,
+    Rule,
+    RuleContext,
+    StepCanvas,
+    TokenClasses,
+    pool,
+    rank_of,
+    spread,
+)
 from sinkscope.models import Model
 
 
@@ -235,8 +244,6 @@ class Hiding(Hider):
         name = (rule.heads, index, count, device)
         if name not in self._head_masks:
             mine = [head for layer, head in rule.heads if layer == index]
-            if len(self._places) == 1 and max(mine, default=0) >= count:
-                raise AttentionError(f"heads: {call.name} has the heads 0…{count - 1}, found head {index}.{max(mine)}")
             mask = torch.zeros(count, dtype=torch.bool, device="cpu")
             mask[[head for head in mine if head < count]] = True
             self._head_masks[name] = upload(mask, device)

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,59 @@ from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.head_roles import HeadRole, Roles
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
-from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.verdict import ROLES, Estimate, Need, Rules, decide
+from sinkscope.runs.files import CHECKSUM, compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.runs.folder import item_path, run_folder
 from sinkscope.sinks.token_classes import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
+
+ADVICE = "make room or choose another folder; the same command goes on"
+_log = logging.getLogger(__name__)
+
+
+class PromptStore:
+    """Keeps the rows of each prompt in the folder of a run, nothing without one; ``run`` is the hash of run.json."""
+
+    def __init__(self, folder: Path | None, run: str = "") -> None:
+        self._folder, self._run = folder, run
+
+    def read(self, kind: str, number: int, heads: Heads) -> Rows | None:
+        """Return the rows of a prompt; None where it is not done, or where its file is damaged or of another place."""
+        path = None if self._folder is None else item_path(self._folder / kind, number, ".json")
+        if path is None or not path.exists():
+            return None
+        try:
+            found = read_json_object(path, EvaluationError)
+            compare_checksum(found, path, EvaluationError, "it was damaged or changed")
+            place = self._place(kind, number, heads)
+            if {name: found.get(name) for name in place} != place or CHECKSUM not in found:
+                raise EvaluationError(f"{path}: expected prompt {number} of this run, found a file of another place")
+        except EvaluationError as error:
+            _log.warning("%s; the prompt is measured again", error)
+            return None
+        return found["rows"]
+
+    def write(self, kind: str, number: int, heads: Heads, canvases: int, rows: Rows) -> None:
+        if self._folder is not None:
+            path = item_path(self._folder / kind, number, ".json")
+            path.parent.mkdir(exist_ok=True)
+            content = {**self._place(kind, number, heads), "canvases": canvases, "rows": rows}
+            write_whole(path, json.dumps(with_checksum(content)).encode(), EvaluationError, ADVICE)
+
+    def _place(self, kind: str, number: int, heads: Heads) -> dict[str, Any]:
+        return {"run": self._run, "kind": kind, "number": number, "heads": [list(one) for one in heads]}
+
+
+@contextmanager
+def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[PromptStore]:
+    """Open or make a folder (None keeps nothing) for a run of this identity, as `run_folder`."""
+    if folder is None:
+        yield PromptStore(None)
+        return
+    with run_folder(folder, "run.json", identity, EvaluationError, "the roles of another run") as run:
+        yield PromptStore(folder, run)
+
 
 LEAST = 2 * LEAST_PROMPTS
 """Prompts that a verdict needs: half of them choose, half of them judge."""
@@ -106,10 +156,7 @@ def find_roles(
             found = _measure(kind, probes[number], heads, model, rules, control_seed, how)
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                raise EvaluationError(
-                    f"prompt {number}: out of memory on {model.device} with a single canvas; shorter prompts, a "
-                    f"smaller --length or --dtype bfloat16 take less ({error})"
-                ) from error
+                raise
             failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
         store.write(kind, number, heads, len(probes[number]), found)

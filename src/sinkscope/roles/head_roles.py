@@ -11,7 +11,7 @@ from sinkscope.counts import counted
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.roles.verdict import NEEDS, ROLES, Estimate, Need, Role, Rules
-from sinkscope.runs.files import compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.runs.files import compare_checksum, read_json_object, validated, with_checksum, write_whole
 from sinkscope.runs.folder import made_folder
 
 FILE = "roles.json"
@@ -176,14 +176,8 @@ class Roles:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Roles":
         """Return the roles that `as_dict` made these values of; raise CallError for others."""
-        from pydantic import TypeAdapter, ValidationError
-
         given = {**values, "rules": {"faint": 0.0, **values.get("rules", {})}}  # older files lack that rule
-        try:
-            return TypeAdapter(cls).validate_python(given)
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise CallError(f"{where}: expected what `sinkscope roles` writes, found another value") from error
+        return validated(cls, given, FILE, CallError)
 
 
 def read_roles(path: str | Path) -> Roles:

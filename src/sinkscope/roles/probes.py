@@ -44,11 +44,9 @@ class Probe:
 
 
 def check_probe(model: Model, probe: Probe, where: str) -> None:
-    """Raise CallError for a probe that is too long for a network, or in blocks that it does not know."""
+    """Raise CallError for a probe that is too long for a network."""
     if len(probe.tokens) > model.card.max_positions:
         raise CallError(f"{where}: {model.limit}, found one of {len(probe.tokens)}")
-    if probe.block is not None and block_length(model.network) is None:
-        raise CallError(f"{where}: expected block=None, as {model.card.name} sees no blocks, found {probe.block}")
 
 
 def make_probes(model: Model, prompt: Any, number: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:

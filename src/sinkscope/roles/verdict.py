@@ -14,7 +14,6 @@ An idle sink may be needed: its attention has to go somewhere, to a substitute o
 from dataclasses import dataclass
 from typing import Literal
 
-from sinkscope.errors import CallError
 from sinkscope.sinks.definition import check_excess
 from sinkscope.sinks.finding import EXCESS
 
@@ -45,9 +44,6 @@ class Rules:
     faint: float = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("even", "lasting", "faint"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise CallError(f"{name}: expected a share from 0 to 1, found {getattr(self, name)}")
         check_excess(float(self.excess), "queries")
 
 

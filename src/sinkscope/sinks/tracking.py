@@ -4,7 +4,9 @@ A track is a longest stretch of steps in which one position is a sink in one hea
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,12 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
+from sinkscope.sinks.definition import excess_in, last_query_window, uniform_rows
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
 from sinkscope.sinks.episodes import KINDS, find_episodes
 from sinkscope.sinks.finding import Sinks
-from sinkscope.sinks.followed_columns import mean_share
+from sinkscope.sinks.followed_columns import WINDOW, Followed, Recorded, mean_share
+from sinkscope.traces.reading import as_trace, expect_steps
 
 KIND_MEANINGS = {
     "static": "a sink in at least 95 % of the steps that count",
@@ -330,3 +334,52 @@ def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[
     cuts = np.arange(rng.integers(block), steps, block)
     parts = np.split(np.arange(steps), cuts[cuts > 0])
     return np.concatenate([parts[part] for part in rng.permutation(len(parts))])
+
+
+SHARE = 3 / WINDOW
+"""Share of the attention by which a sink exceeds others where moves are compared: ε = 3 of 16 queries."""
+
+
+@dataclass(frozen=True)
+class AveragedMoves:
+    """Moves of main sinks that exceed others by one ``share`` of the attention of ``queries``, averaged in each step:
+    means over ``heads``, None without. Compare equal numbers of queries only.
+    """
+
+    queries: int
+    share: float
+    moves_per_head: float | None
+    swaps_per_head: float | None
+    heads: int
+    steps: int
+
+
+def averaged_moves(
+    trace: Recorded | str | Path, windows: Sequence[int] = (1, 2, 4, 8, 16, 32), share: float = SHARE
+) -> list[AveragedMoves]:
+    """Return the moves at one share of attention, averaged over as many queries as windows say: in a causal trace, by
+    ``uniform``, over the newest ones; in a diffusion trace over W / S steps, at least one, of canvases of S.
+    """
+    recorded: Recorded = as_trace(trace)
+    expect_steps(recorded, "compare moves in")
+    uniform, queries = None, 1
+    if recorded.causal:
+        rows = np.asarray(recorded.last_query[:], np.float32)
+        uniform = uniform_rows(rows)
+    else:
+        rows = Followed.of(recorded).columns(recorded)
+        queries = max(1, round(float(np.nansum(rows, axis=-1).mean())))
+    most = (recorded.steps + 1) // 2
+    sizes = sorted({max(1, round(window / queries)) for window in windows if window <= most * queries} or {1})
+    found = []
+    for size in sizes:
+        newest = last_query_window(rows, size)[sizes[-1] - 1 :]
+        expected = None if uniform is None else last_query_window(uniform, size)[sizes[-1] - 1 :]
+        excess = excess_in(newest, "mean", expected)
+        with np.errstate(invalid="ignore"):
+            there = excess > share
+        moved = MainMoves.of(main_sinks(excess, there), SinksIn(there))
+        heads = ~np.isnan(moved.drift)
+        means = (float(one[heads].mean()) if heads.any() else None for one in (moved.moves, moved.swaps))
+        found.append(AveragedMoves(size * queries, share, *means, int(heads.sum()), len(newest)))
+    return found

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.definition import uniform_rows
+from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW, uncounted
 from sinkscope.sinks.tracking import MainPlace, check_tolerance, fill_dips, main_place
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sinkscope.errors import CallError
 from sinkscope.sinks.definition import Rule
 from sinkscope.sinks.finding import rule_of
 from sinkscope.sinks.followed_columns import zeroes
@@ -36,10 +35,6 @@ class PromptSettings:
     aligned: bool = False
     zeroed: bool = False
     rule: Rule = "eq3"
-
-    def __post_init__(self) -> None:
-        if self.training is not None and not any(count > 0 for count in self.training.values()):
-            raise CallError("training: expected how often each token stands in a corpus, found no token that does")
 
     @cached_property
     def corpus(self) -> int:

@@ -8,7 +8,6 @@ import inspect
 import math
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -93,14 +92,10 @@ def over_steps(name: str, steps: int, number: Callable[[slice], float]) -> Value
 
 @cache
 def all_statistics() -> tuple[Statistic, ...]:
-    """Return one of each statistic, in the order of tables; CallError where two define one name, or a plugin none."""
+    """Return one of each statistic, in the order of tables; CallError for a plugin without one."""
     expected, here = "a class that extends Statistic, or a module with one", "sinkscope.statistics"
     kinds = find_kinds(here, Statistic, lambda kind: not inspect.isabstract(kind), here, expected)
-    found = sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__))
-    names = Counter(name for one in found for name in one.definitions)
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise CallError(f"expected every statistic to be defined once, found two definitions of {twice[0]}")
-    return tuple(found)
+    return tuple(sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__)))
 
 
 @cache
@@ -130,10 +125,7 @@ def values_of(prompt: PromptSummary) -> Values:
     """Return all numbers of one prompt; NaN too where the columns that ``keep="top"`` kept do not tell."""
     values: Values = {}
     for one in all_statistics():
-        found = one.values(prompt)
-        if undefined := {short_name(name) for name, _ in found} - one.definitions.keys():
-            raise CallError(f"{type(one).__qualname__}: expected a definition of {undefined.pop()!r}, found none")
-        values |= {key: float(value) for key, value in found.items()}
+        values |= {key: float(value) for key, value in one.values(prompt).items()}
     kept = prompt.canvas.settings.kept
     if kept is None:
         return values
