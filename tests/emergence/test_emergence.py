@@ -17,7 +17,7 @@ import sinkscope
 from sinkscope.emergence import TrainingWatch, hold_out, measure, open_emergence
 from sinkscope.emergence.history import Emergence, Moment
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.figures.emergence_curves import draw_emergence
+from sinkscope.figures.run_figures import draw_emergence
 from sinkscope.interventions import HideTopSinks
 from sinkscope.lab.canvases import CanvasMix
 from sinkscope.lab.nulls import draw_nulls

@@ -122,12 +122,7 @@ def likelihood_task(name: str, data: Path | None) -> Task:
     source = Source(name, data, benchmark.hub, tuple(benchmark.fields.split()), benchmark.split)
     rows = functools.cache(lambda: source.rows(benchmark.split))
 
-    @functools.cache
-    def questions() -> tuple[Question, ...]:
-        try:
-            return tuple(map(benchmark.read, rows()))
-        except (ValueError, LookupError, TypeError, AttributeError, SyntaxError) as error:
-            raise CallError(f"{source.where}: expected rows as of {benchmark.hub[0]} on the hub ({error})") from error
+    questions = functools.cache(lambda: tuple(map(benchmark.read, rows())))
 
     def prompt(question: Question, index: int, shots: int) -> str:
         expect_no_shots(name, shots)

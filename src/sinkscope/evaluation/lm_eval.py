@@ -63,8 +63,6 @@ class SinkscopeLM(TemplateLM):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if not str(batch_size).isdigit():
-            raise CallError(f"batch_size: expected a whole number, found {batch_size!r}; none is automatic")
         self.share = share_of_process()
         device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=device)

@@ -111,10 +111,8 @@ def rules_for(causal: bool, ks: Sequence[int], seeds: int, controls: Sequence[st
     for k in ks:
         rules.append(f"top:{k}{decide}")
         for control in controls:
-            if (seeded := takes_seed(control)) is None:
-                raise CallError(f"controls: expected some of random, ranks, mass, …, found {control!r}")
             drawn = [f"{control}:{k}{decide}{',' if decide else '@'}seed={seed}" for seed in range(seeds)]
-            rules += drawn if seeded else [f"{control}:{k}{decide}"]
+            rules += drawn if takes_seed(control) else [f"{control}:{k}{decide}"]
     return tuple(rules)
 
 

@@ -129,10 +129,9 @@ def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -
         for name, old, new in differences(_identity(theirs), _identity(mine))
         if name not in ignored
     ]
-    if changes:
-        raise CallError(f"{folder} holds another run ({'; '.join(changes)}); choose another folder or its settings")
-    if changed is not None:
-        raise CallError(f"{folder} holds another run: {changed}")
+    if changes or changed is not None:
+        what = "; ".join(changes) or changed
+        raise CallError(f"{folder} holds another run ({what}); choose another folder or its settings")
 
 
 def hash_claim(content: Mapping[str, Any]) -> str:
@@ -265,8 +264,6 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     results, missing = [], 0
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
-        if run is None or asked is None:
-            raise EvaluationError(f"{folder} is damaged or not begun; {again}")
         stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch, model = asked["problems"], run["batch"], run["model"]
         read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
@@ -355,8 +352,6 @@ def _read_folder(folder: Path) -> list[Result]:
     try:
         content = gzip.decompress(path.read_bytes()) if path == compressed else path.read_bytes()
         document = parse_json(content, str(path), EvaluationError, AGAIN)
-        if document["format"] != FORMAT:
-            raise EvaluationError(f"{path}: expected results of format {FORMAT}, found {document['format']!r}")
         results = validated(list[Result], document["results"], path, EvaluationError, AGAIN)
         compare_checksum(document, path, EvaluationError, AGAIN)
     except (OSError, EOFError, zlib.error, KeyError, TypeError) as error:

@@ -317,10 +317,8 @@ def run_in_jobs(
             for index in range(jobs):
                 running.append(executor.submit(run_share, model, device, dtype, dict(arguments), Share(index, jobs)))
         failed = [(job.job_id, error) for job in running if (error := job.exception()) is not None]
-    except (NameError, TypeError, ValueError, AssertionError) as error:
+    except (NameError, TypeError, ValueError, AssertionError, OSError, RuntimeError) as error:
         raise CallError(f"--jobs, --job-options: submitit refuses {cluster} with {parameters}: {error}") from error
-    except (OSError, RuntimeError) as error:
-        raise EvaluationError(f"the jobs could not be submitted on {cluster} ({error}); see --job-options") from error
     except KeyboardInterrupt:
         for job in running if cluster == "local" else ():  # those of a cluster go on
             job.cancel()

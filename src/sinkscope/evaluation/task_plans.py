@@ -46,8 +46,6 @@ class Request:
 
     def find_tasks(self) -> list[Task]:
         """Return the tasks, each once."""
-        if self.limit is not None and self.limit < 1:
-            raise CallError(f"limit: expected at least 1 problem, found {self.limit}")
         files = {name: Path(path) for name, path in self.data.items()}
         return [find_task(name, files) for name in dict.fromkeys(self.tasks)]
 

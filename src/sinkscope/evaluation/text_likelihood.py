@@ -22,7 +22,7 @@ from sinkscope.interventions.effect import Received
 from sinkscope.interventions.intervention import NOTHING
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import weight_hash_of
-from sinkscope.runs.files import write_whole
+from sinkscope.runs.files import numbered, parse_json, read_text, write_whole
 from sinkscope.runs.folder import run_folder
 from sinkscope.statistics.intervals import interval_of_means
 
@@ -34,14 +34,11 @@ Rule = Intervention | Composed
 
 def read_texts(path: Path) -> list[str]:
     """Return the texts of a file: of JSON lines, ``{"text": …}`` or ``{"prompt": …, "answer": …}``, else all of it."""
-    try:
-        texts = [path.read_text(encoding="utf-8")]
-        if path.suffix == ".jsonl":
-            lines = [json.loads(line) for line in texts[0].splitlines() if line.strip()]
-            texts = [one["text"] if "text" in one else f"{one['prompt']}{one['answer']}" for one in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CallError(f'{path}: expected a text, or JSON lines {{"text": …}}, found none ({error})') from error
-    return texts
+    text = read_text(path, CallError, 'expected a text, or JSON lines {"text": …}')
+    if path.suffix != ".jsonl":
+        return [text]
+    lines = [parse_json(line, f"{path}, line {number}", CallError) for number, line in numbered(text)]
+    return [one["text"] if "text" in one else f"{one['prompt']}{one['answer']}" for one in lines]
 
 
 def cut_windows(model: Model, texts: Iterable[str], context: int, answer: int) -> list[list[int]]:

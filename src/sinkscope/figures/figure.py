@@ -136,8 +136,6 @@ def draw_figures(
     Returns the PNG, PDF or SVG, and CSV files of each figure, in order. Raises CallError for traces, thresholds or
     roles that do not fit, TraceError for a trace without a whole step, FigureError where none can be drawn.
     """
-    if not traces:
-        raise CallError("expected at least one trace to draw, found none")
     if compare:
         _expect_side_by_side(traces)
     figures = find_figures()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.errors import CallError
 from sinkscope.figures.style import model_labels, provenance, token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.roles.head_roles import Roles
@@ -63,8 +62,6 @@ def write_page(
     """
     import jinja2
 
-    if not traces:
-        raise CallError("expected at least one trace for the page, found none")
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / REPORT
     style: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(autoescape=True, **style)

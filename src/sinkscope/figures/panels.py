@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.errors import CallError
-from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
-from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
+from sinkscope.figures.figure_main_sinks import LETTERS, chosen_heads, draw_positions, draw_strengths, strongest
 from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, norm_of
 from sinkscope.figures.style import (
     BLUE,
@@ -87,10 +86,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: Any = 
     trace = as_trace(trace)
     place = check_head(trace, (layer, head))
     one = Incoming.of(trace, *place)
-    if not -one.values.shape[1] <= position < one.values.shape[1]:
-        raise CallError(f"position: expected 0 to {one.values.shape[1] - 1}, found {position}")
-    position %= one.values.shape[1]
-    column = one.values[:, position]
+    column, position = one.values[:, position], position % one.values.shape[1]
     with _axes(ax, 5.4, 2.6) as axes:
         name = f"“{plain(tick_label(trace, int(one.canvas[position])))}” ({position})"
         curve(axes, column, BLUE, "o", name)

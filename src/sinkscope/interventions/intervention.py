@@ -215,14 +215,11 @@ ENTRY_POINTS = "sinkscope.interventions"
 
 @functools.cache
 def known_rules() -> Mapping[str, type[Intervention]]:
-    """Return the class of every rule by its word, in alphabetical order; raise CallError for two rules of one word."""
+    """Return the class of every rule by its word, in alphabetical order."""
     expected = "an Intervention with a `rule`, or a module with some"
     found, has_text = dict[str, type[Intervention]](), lambda kind: bool(vars(kind).get("rule"))
     for kind in find_kinds(ENTRY_POINTS, Intervention, has_text, ENTRY_POINTS, expected):
-        word = kind.rule.partition(":")[0]
-        if word in (NOTHING, *found):
-            raise CallError(f"{kind.__qualname__}: expected a word that no other rule has, found {word!r}")
-        found[word] = kind
+        found[kind.rule.partition(":")[0]] = kind
     return MappingProxyType(dict(sorted(found.items())))
 
 

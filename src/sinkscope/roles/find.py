@@ -22,7 +22,7 @@ from sinkscope.roles.head_roles import HeadRole, Roles
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
 from sinkscope.roles.verdict import ROLES, Estimate, Need, Rules, decide
-from sinkscope.runs.files import CHECKSUM, compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.runs.files import CHECKSUM, with_checksum, write_whole
 from sinkscope.runs.folder import item_path, run_folder
 from sinkscope.sinks.token_classes import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
@@ -42,16 +42,11 @@ class PromptStore:
         path = None if self._folder is None else item_path(self._folder / kind, number, ".json")
         if path is None or not path.exists():
             return None
-        try:
-            found = read_json_object(path, EvaluationError)
-            compare_checksum(found, path, EvaluationError, "it was damaged or changed")
-            place = self._place(kind, number, heads)
-            if {name: found.get(name) for name in place} != place or CHECKSUM not in found:
-                raise EvaluationError(f"{path}: expected prompt {number} of this run, found a file of another place")
-        except EvaluationError as error:
-            _log.warning("%s; the prompt is measured again", error)
-            return None
-        return found["rows"]
+        found, place = read_object(path) or {}, self._place(kind, number, heads)
+        if found.pop(CHECKSUM, None) == checksum_of(found) and found == {**found, **place}:
+            return found["rows"]
+        _log.warning("%s is damaged, changed or of another place; the prompt is measured again", path)
+        return None
 
     def write(self, kind: str, number: int, heads: Heads, canvases: int, rows: Rows) -> None:
         if self._folder is not None:
@@ -116,8 +111,6 @@ def find_roles(
     Raises CallError for prompts, settings or a folder that do not fit; EvaluationError for too little memory.
     """
     expect_model(model, unwatched=True)
-    if len(prompts) < LEAST:
-        raise CallError(f"expected at least {LEAST} prompts, half to choose and half to judge, found {len(prompts)}")
     rules = rules or Rules()
     resolved = resolve_settings(model.family, **settings)
     texts = [one if isinstance(one, str) else str(model.encode(one)) for one in prompts]
@@ -170,11 +163,9 @@ def find_roles(
             if (of_prompt := measured(number, kind, heads)) is not None:
                 found[number] = of_prompt
         if len(found) < LEAST_PROMPTS:
-            number = next(number for number in asked if number in failed)
-            raise CallError(
-                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be "
-                f"measured, of {len(asked)}; prompt {number} failed with: {failed[number]}"
-            )
+            why = "; ".join(f"prompt {number} failed with: {failed[number]}" for number in asked if number in failed)
+            many = f"at least {LEAST} prompts, half of them to choose heads, half to judge them"
+            raise CallError(f"expected {many}, found {len(found)} that {kind} heads, of {len(asked)}. {why}")
         return found
 
     with open_store(folder, identity) as store:

@@ -183,9 +183,7 @@ class Roles:
 def read_roles(path: str | Path) -> Roles:
     """Read the roles that ``sinkscope roles`` wrote, from its folder or ``roles.json`` in it; CallError without any."""
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
-    if not file.exists():
-        raise CallError(f"{file}: no roles there; `sinkscope roles MODEL --out FOLDER` finds them")
-    values = read_json_object(file, CallError, "expected what `sinkscope roles` writes")
+    values = read_json_object(file, CallError, "`sinkscope roles MODEL --out FOLDER` writes roles")
     compare_checksum(values, file, CallError)
     return Roles.from_dict(values)
 

@@ -6,14 +6,12 @@ A track is a longest stretch of steps in which one position is a sink in one hea
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.counts import counted
-from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.definition import excess_in, last_query_window, uniform_rows
 from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
@@ -125,7 +123,6 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     """Return the tracks and main sinks of a trace; a dip of at most ``tolerance`` steps ends neither a track, nor a
     main sink where its head has no other.
     """
-    check_tolerance(tolerance)
     before, (steps, _, heads) = sinks.uncounted, sinks.moving.shape[:3]
     step, layer, head, position = np.nonzero(sinks.moving[before:])
     episodes = find_episodes(step, layer * heads + head, position, steps - before, tolerance)
@@ -149,12 +146,6 @@ class SinksIn:
 
     def __call__(self, step: np.ndarray, layer: np.ndarray, head: np.ndarray, position: np.ndarray) -> np.ndarray:
         return self.selected[step, layer, head, position]
-
-
-def check_tolerance(tolerance: int) -> None:
-    """Raise CallError for a tolerance below 0."""
-    if tolerance < 0:
-        raise CallError(f"tolerance: expected a number of steps from 0 upwards, found {tolerance}")
 
 
 def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.ndarray, "step *head"]:
@@ -355,7 +346,7 @@ class AveragedMoves:
 
 
 def averaged_moves(
-    trace: Recorded | str | Path, windows: Sequence[int] = (1, 2, 4, 8, 16, 32), share: float = SHARE
+    trace: Any, windows: Sequence[int] = (1, 2, 4, 8, 16, 32), share: float = SHARE
 ) -> list[AveragedMoves]:
     """Return the moves at one share of attention, averaged over as many queries as windows say: in a causal trace, by
     ``uniform``, over the newest ones; in a diffusion trace over W / S steps, at least one, of canvases of S.

@@ -130,14 +130,11 @@ class Analysis:
     def find(self, name: str, **place: Any) -> list[Estimate]:
         """Return the estimates of a name at a place, as ``find("movement.drift", excess=3.0)``, or raise CallError."""
         of_name = [one for one in self.statistics if one.name == name]
-        if not of_name:
-            names = ", ".join(dict.fromkeys(one.name for one in self.statistics))
-            raise CallError(f"no statistic {name!r}; there are {names}")
-        for key, value in place.items():
-            there = list(dict.fromkeys(one.place.get(key) for one in of_name))
-            if value not in there:
-                raise CallError(f"{key}: expected one at which {name} is given, {there[:12]}, found {value!r}")
-        return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
+        found = [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
+        if not found:
+            there = [one.place for one in of_name[:12]] or dict.fromkeys(one.name for one in self.statistics)
+            raise CallError(f"no statistic {name!r} at {place}; there are {', '.join(map(str, there))}")
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}

@@ -15,7 +15,7 @@ from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.sinks.definition import uniform_rows
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW, uncounted
-from sinkscope.sinks.tracking import MainPlace, check_tolerance, fill_dips, main_place
+from sinkscope.sinks.tracking import MainPlace, fill_dips, main_place
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import (
     LINEAR_BINS,
@@ -174,7 +174,6 @@ class PromptFeed:
     def __init__(
         self, settings: PromptSettings, thresholds: Sequence[Threshold], tolerance: int, keeps: Iterable[Keep]
     ) -> None:
-        check_tolerance(tolerance)
         self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
