@@ -34,7 +34,7 @@ import sinkscope
 from sinkscope.attention import Columns, Hidden, Hider, LayerCall, Watcher, subscribed
 from sinkscope.interventions.rule_context import class_in
 from sinkscope.lab.prompts import few_shot_prompt, held_out
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 
 EXCESS = 3.0
 

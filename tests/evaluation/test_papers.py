@@ -12,12 +12,14 @@ import sinkscope
 from sinkscope.commands import reproduce
 from sinkscope.commands.reproduce import Reproduce, sink_tokens
 from sinkscope.errors import CallError
-from sinkscope.evaluation.cost import CHOICE_TOKENS, PROBLEMS, estimate
-from sinkscope.evaluation.papers import (
+from sinkscope.evaluation.cost import (
     ACCURACY,
     CHECKPOINTS,
+    CHOICE_TOKENS,
     LAB,
+    PROBLEMS,
     TASKS,
+    estimate,
     paper1,
     paper2,
     published_accuracy,

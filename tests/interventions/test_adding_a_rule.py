@@ -12,7 +12,8 @@ from adding_page import files_of_the_page
 import sinkscope
 from sinkscope import extension_points
 from sinkscope.errors import CallError
-from sinkscope.interventions import HideTopSinks, Intervention, known_rules, parse_rule, rules
+from sinkscope.interventions import HideTopSinks, Intervention, known_rules, parse_rule
+from sinkscope.interventions import intervention as rules
 from sinkscope.interventions.rule_context import class_in
 
 EXAMPLE = files_of_the_page()["src/sinkscope/interventions/bottom_keys.py"]

@@ -21,7 +21,7 @@ from sinkscope.interventions import (
 )
 from sinkscope.interventions.rule_context import class_in
 from sinkscope.sinks import is_sink
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 
 LENGTH, K = 10, 3
 WRITE = {"length": LENGTH}

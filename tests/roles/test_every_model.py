@@ -13,6 +13,7 @@ from closeness import assert_close, terms_of
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
 from sinkscope.roles.find import PromptStore
+from sinkscope.roles.head_roles import Rules
 from sinkscope.roles.probes import Probe, make_probes
 from sinkscope.roles.removal import (
     REMOVALS,
@@ -24,7 +25,6 @@ from sinkscope.roles.removal import (
     measure_together,
     sinks_by_head,
 )
-from sinkscope.roles.verdict import Rules
 
 sys.path.append(str(Path(__file__).parents[1] / "decoding"))
 

@@ -13,9 +13,9 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.roles import Estimate, HeadRole, Roles, Rules, find_roles, read_roles, roles_for
 from sinkscope.roles.find import count_to_hide
+from sinkscope.roles.head_roles import decide
 from sinkscope.roles.probes import make_probes
 from sinkscope.roles.removal import look, removals_of
-from sinkscope.roles.verdict import decide
 
 
 @pytest.fixture(scope="module")

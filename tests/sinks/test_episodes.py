@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinkscope.sinks import Sinks, track
-from sinkscope.sinks.episodes import ONE_STEP, find_episodes
+from sinkscope.sinks.drift import ONE_STEP, find_episodes
 
 
 def dense_episodes(selected, tolerance):
@@ -52,7 +52,7 @@ def test_episodes_and_successors_are_those_of_a_walk_along_the_steps(seed, toler
 def test_pairs_are_looked_at_in_pieces_without_a_difference(monkeypatch):
     step, head, position = np.nonzero(np.random.default_rng(1).random((20, 4, 9)) < 0.4)
     whole = find_episodes(step, head, position, 20)
-    monkeypatch.setattr("sinkscope.sinks.episodes.PAIRS", 7)
+    monkeypatch.setattr("sinkscope.sinks.drift.PAIRS", 7)
     pieces = find_episodes(step, head, position, 20)
     assert whole.successor.tolist() == pieces.successor.tolist()
 

@@ -184,7 +184,7 @@ class Trace(Command):
     def _record_drift(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
         from sinkscope.figures.run_figures import draw_drift
-        from sinkscope.statistics.key_drift import drift_table
+        from sinkscope.recorder.drift_recorder import drift_table
         from sinkscope.traces.format import DRIFT
 
         self._generate(model, prompts, settings, rule, self.keep)

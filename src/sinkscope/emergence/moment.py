@@ -21,9 +21,9 @@ from sinkscope.models.fingerprints import hash_memory
 from sinkscope.models.loading import IN_MEMORY, model_of
 from sinkscope.roles import ROLES, Probe, find_roles_on
 from sinkscope.roles.find import check_halves
+from sinkscope.roles.head_roles import Rules
 from sinkscope.roles.probes import check_probe, predictions
 from sinkscope.roles.removal import look
-from sinkscope.roles.verdict import Rules
 from sinkscope.runs.files import compare_sealed
 from sinkscope.runs.folder import run_folder
 

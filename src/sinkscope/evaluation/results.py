@@ -8,12 +8,10 @@ results.json, .json.gz        written at the end; compressed, for a repository
 """
 
 import contextlib
-import gzip
 import json
 import logging
 import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,7 +25,7 @@ from sinkscope.runs.files import (
     checksum_of,
     compare_checksum,
     json_text,
-    parse_json,
+    read_json_object,
     read_object,
     validated,
     with_checksum,
@@ -303,7 +301,19 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
 
 def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder; an error for one that is none, or is unfinished."""
-    return [one for folder in folders for one in _read_folder(Path(folder))]
+    results: list[Result] = []
+    for folder in map(Path, folders):
+        path, compressed = folder / RESULTS, folder / COMPRESSED
+        path = path if path.exists() or not compressed.exists() else compressed
+        if not path.exists():
+            found = kind_of_run(read_object(folder / RUN) or {})
+            if found != EVALUATION:
+                raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {found}")
+            raise EvaluationError(f"{folder} is unfinished; run the same `sinkscope evaluate` again")
+        document = read_json_object(path, EvaluationError, AGAIN)  # plain or in gzip
+        compare_checksum(document, path, EvaluationError, AGAIN)
+        results += validated(list[Result], document.get("results"), path, EvaluationError, AGAIN)
+    return results
 
 
 def cell_of(result: Result) -> str:
@@ -339,21 +349,3 @@ def hides_k(word: str) -> bool:
 
     kind = known_rules().get(word)
     return kind is not None and not kind.control and kind.rule == f"{word}:K"
-
-
-def _read_folder(folder: Path) -> list[Result]:
-    path, compressed = folder / RESULTS, folder / COMPRESSED
-    path = path if path.exists() or not compressed.exists() else compressed
-    if not path.exists():
-        found = kind_of_run(read_object(folder / RUN) or {})
-        if found != EVALUATION:
-            raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {found}")
-        raise EvaluationError(f"{folder} is unfinished; run the same `sinkscope evaluate` again")
-    try:
-        content = gzip.decompress(path.read_bytes()) if path == compressed else path.read_bytes()
-        document = parse_json(content, str(path), EvaluationError, AGAIN)
-        results = validated(list[Result], document["results"], path, EvaluationError, AGAIN)
-        compare_checksum(document, path, EvaluationError, AGAIN)
-    except (OSError, EOFError, zlib.error, KeyError, TypeError) as error:
-        raise EvaluationError(f"{path}: {error}; {AGAIN}") from error
-    return results

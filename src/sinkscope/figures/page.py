@@ -16,7 +16,7 @@ from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.files import json_text
 from sinkscope.sinks import movement_test
-from sinkscope.sinks.episodes import KINDS
+from sinkscope.sinks.drift import KINDS
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.statistics import Threshold
 from sinkscope.statistics.composition import expected_shares

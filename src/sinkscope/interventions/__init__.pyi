@@ -4,8 +4,8 @@ from .observed import MassMatchedKeys as MassMatchedKeys, NextRanks as NextRanks
 from .observed import PersistentRandomKeys as PersistentRandomKeys, RandomKeys as RandomKeys
 from .observed import RowMatchedKeys as RowMatchedKeys, SameClassKeys as SameClassKeys
 from .effect import Effect as Effect
-from .fixed_keys import HidePositions as HidePositions, HideSinkToken as HideSinkToken
-from .fixed_keys import KeepWindow as KeepWindow
+from .intervention import HidePositions as HidePositions, HideSinkToken as HideSinkToken
+from .intervention import KeepWindow as KeepWindow
 from .hiding import Hiding as Hiding
 from .intervention import Composed as Composed, Intervention as Intervention, compose as compose
 from .observed import HideSinksAbove as HideSinksAbove, HideTopSinks as HideTopSinks, Observed as Observed

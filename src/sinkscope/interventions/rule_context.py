@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
 from sinkscope.errors import CallError
 from sinkscope.models import Model
-from sinkscope.sinks.token_classes import text_of, token_class
+from sinkscope.sinks.definition import text_of, token_class
 
 GROUPS = ("masked", "unmasked", "prompt", "answer")
 """Names of groups of keys or queries, for ``keys=`` and ``queries=`` of a rule."""

@@ -18,13 +18,12 @@ from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
 from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
-from sinkscope.roles.head_roles import HeadRole, Roles
+from sinkscope.roles.head_roles import ROLES, Estimate, HeadRole, Need, Roles, Rules, decide
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
-from sinkscope.roles.verdict import ROLES, Estimate, Need, Rules, decide
 from sinkscope.runs.files import CHECKSUM, with_checksum, write_whole
 from sinkscope.runs.folder import item_path, run_folder
-from sinkscope.sinks.token_classes import text_of
+from sinkscope.sinks.definition import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 ADVICE = "make room or choose another folder; the same command goes on"

@@ -16,8 +16,8 @@ from torch import Tensor
 from sinkscope.attention import Columns, Hidden, Hider, LayerCall, OutputProjections, Watcher, subscribed
 from sinkscope.models import Model
 from sinkscope.models.devices import is_out_of_memory
+from sinkscope.roles.head_roles import Rules
 from sinkscope.roles.probes import Probe, as_written, beginning_at, blocks_of, divergence, predictions
-from sinkscope.roles.verdict import Rules
 from sinkscope.sinks import is_sink
 
 BLOCK = 512

@@ -14,8 +14,7 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.counts import counted
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.sinks.definition import excess_in, last_query_window, uniform_rows
-from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
-from sinkscope.sinks.episodes import KINDS, find_episodes
+from sinkscope.sinks.drift import KINDS, IsSink, MainMoves, as_positions, find_episodes, slopes
 from sinkscope.sinks.finding import Sinks
 from sinkscope.sinks.followed_columns import WINDOW, Followed, Recorded, mean_share
 from sinkscope.traces.reading import as_trace, expect_steps

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 from sinkscope.statistics.intervals import interval_of_pairs, product, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds

@@ -177,7 +177,12 @@ def analyse(
     if isinstance(given, Sequence) and len({*map(id, given)}) < len(given):
         raise CallError("traces: expected each trace once, as it is one prompt, found one object twice")
     for trace in map(as_trace, given):
-        _refuse_again(trace, taken)
+        if isinstance(trace, Trace):  # one taken twice would make intervals too narrow
+            marks = {trace.folder.resolve(), *copies_share(trace)}
+            if (other := next((taken[one] for one in marks if one in taken), None)) is not None:
+                again = f"the values of {other} in {trace.folder} too: a copy, a bundle, or the same prompt"
+                raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
+            taken |= dict.fromkeys(marks, trace.folder)
         prompt = summarise(trace, thresholds, tolerance, training, rule)
         manifest = held(trace, "manifest") or {}
         shared = _with(shared, manifest, f"{prompt.layers} layers × {prompt.heads} heads")
@@ -218,17 +223,6 @@ def analyse(
     sizes = (len(texts), prompt.layers, prompt.heads, tolerance)
     how = (Followed.of(trace).queries_text, prompt.canvas.settings.rule)
     return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus, tuple(places), *how)
-
-
-def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
-    """Refuse a trace that was taken in before, which would make intervals too narrow; note its path and checksums."""
-    if not isinstance(trace, Trace):
-        return
-    marks = {trace.folder.resolve(), *copies_share(trace)}
-    if (other := next((taken[one] for one in marks if one in taken), None)) is not None:
-        again = f"the values of {other} in {trace.folder} too: a copy, a bundle, or the same prompt"
-        raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
-    taken.update(dict.fromkeys(marks, trace.folder))
 
 
 def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) -> dict[str, Any]:

@@ -7,8 +7,17 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from sinkscope.sinks.drift import FRONTIERS, IsSink, MainMoves, block_edges, blocks_of, relative_positions, slopes
-from sinkscope.sinks.episodes import KINDS, find_episodes
+from sinkscope.sinks.drift import (
+    FRONTIERS,
+    KINDS,
+    IsSink,
+    MainMoves,
+    block_edges,
+    blocks_of,
+    find_episodes,
+    relative_positions,
+    slopes,
+)
 from sinkscope.sinks.followed_columns import uncounted
 from sinkscope.sinks.tracking import fill_dips
 from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient

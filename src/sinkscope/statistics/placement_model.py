@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 from sinkscope.statistics.intervals import product
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.definition import CLASSES, Rule, token_class
 from sinkscope.sinks.finding import rule_of
 from sinkscope.sinks.followed_columns import zeroes
-from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.traces.format import attends_elsewhere, block_of
 
 

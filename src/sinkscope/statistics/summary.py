@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.definition import CLASSES, Rule, token_class
 from sinkscope.sinks.drift import MainMoves
-from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.statistics.agreement import Pattern
 from sinkscope.statistics.analysis import Estimate, PromptRows, estimates
 from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values
