@@ -38,7 +38,6 @@ PARALLEL = ("threshold", "factor")
 """Settings of a sampler that decode in parallel, which is no cache."""
 POINT = 0.01
 PLAIN = "none"
-"""The text of plain sampling."""
 Items = Sequence[Mapping[str, Any]]
 NOTES = (
     "Accuracy with Wilson's 95 % interval; difference: minus plain sampling in points, paired by problem, Tango's 95 % "

@@ -182,7 +182,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 FORMAT = 1
 RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
-"""The text of a rule that hides K keys: word, K, options."""
 _RULES = {"none": None, "top": None, "ranks": False} | dict.fromkeys(
     ("random", "mass", "rowmass", "persistent", "class"), True
 )

@@ -43,7 +43,6 @@ MINUTES = {"slurm": 24 * 60, "local": 365 * 24 * 60}
 _log = logging.getLogger(__name__)
 
 Items = Iterator[tuple[int, dict[str, Any]]]
-"""Number and item of problems."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.runs.files import parse_json, read_json_lines
 
 Message = dict[str, str]
-"""One turn of a conversation: ``role`` and ``content``."""
 Row = Mapping[str, Any]
 
 

@@ -216,7 +216,6 @@ def humaneval(name: str, data: Path | None) -> Task:
 
 PUBLISHED = dict.fromkeys(("gsm8k", "gsm8k_cot", "gsm8k_two_pass"), "gsm8k")
 PUBLISHED |= dict.fromkeys(("humaneval", "humaneval_instruct"), "humaneval") | {name: name for name in BENCHMARKS}
-"""Published tasks, and the name of their data in ``--data``."""
 
 
 def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:

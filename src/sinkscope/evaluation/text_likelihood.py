@@ -27,7 +27,6 @@ from sinkscope.runs.folder import run_folder
 from sinkscope.statistics.intervals import interval_of_means
 
 SAMPLES = 32
-"""Masked canvases of a window of a diffusion model."""
 FORMAT, ROWS, RUN = 2, "windows.jsonl", "likelihood.json"
 Rule = Intervention | Composed
 

@@ -20,10 +20,8 @@ from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import check_place
 
 Place = tuple[int | None, int | None]
-"""A layer and a head; None stands for all."""
 MOST_NAMES = 14
 SATURATED = 0.95
-"""Share of the steps whose largest column is no darker than the darkest colour."""
 MARGIN, LEAST_CUT, GAP = 4, 30, 3
 """Positions drawn beside each one that is kept, the fewest that are left out, and the room for these on the axis."""
 

@@ -68,7 +68,6 @@ def _run_lengths(rows: Int[np.ndarray, "order step"]) -> Int[np.ndarray, "order 
 
 MANY_MOVE = 0.1  # of the heads: from there on figures show one that moves
 Maps = Callable[[Trace, int, int, int], np.ndarray]
-"""Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""
 
 
 class FigureError(SinkscopeError):

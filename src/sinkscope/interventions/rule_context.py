@@ -16,7 +16,6 @@ from sinkscope.models import Model
 from sinkscope.sinks.definition import text_of, token_class
 
 GROUPS = ("masked", "unmasked", "prompt", "answer")
-"""Names of groups of keys or queries, for ``keys=`` and ``queries=`` of a rule."""
 
 
 class StepCanvas:
@@ -271,7 +270,6 @@ class PromptDraws:
 
 
 Rule = Any
-"""An `Intervention`, whose module imports this one."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,11 +69,9 @@ def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[Pro
 
 
 LEAST = 2 * LEAST_PROMPTS
-"""Prompts that a verdict needs: half of them choose, half of them judge."""
 MEASURED = 4
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
-"""How much more the control changes than the sink where both lose their contribution, prompt by prompt."""
 KINDS = {"judge": REMOVALS, "top": tuple(f"top.{many}" for many in MOST_HIDDEN)}
 Measure = Callable[[str, Heads], dict[int, Rows]]
 """Measures the prompts that judge: ``judge``, or ``top`` for heads in which the sink alone does not settle it."""

@@ -109,7 +109,6 @@ def decide(
 
 FILE = "roles.json"
 MOST_TRIED = 8
-"""Keys of one head that are hidden together at most."""
 
 
 @dataclass(frozen=True)

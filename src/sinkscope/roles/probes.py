@@ -21,7 +21,6 @@ from sinkscope.errors import CallError
 from sinkscope.models import Model, block_length
 
 CANVASES = 4
-"""Canvases of one prompt of a diffusion model."""
 
 
 @dataclass(frozen=True, eq=False)

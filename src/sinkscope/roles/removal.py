@@ -21,7 +21,6 @@ from sinkscope.roles.probes import Probe, as_written, beginning_at, blocks_of, d
 from sinkscope.sinks import is_sink
 
 BLOCK = 512
-"""Queries of which one layer's attention is held at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,13 +147,11 @@ def look(model: Model, probe: Probe) -> Sight:
 
 
 REMOVALS = ("sink", "sink.zero", "rowmass", "rowmass.zero", "random")
-"""Removals of `removals_of` beside those of several keys."""
 TOKENS = 512
 """Tokens of one forward call on a CPU, where more at once are no faster."""
 MOST_HIDDEN = (2, 3, 4, 6, 8)
 """How many of a head's largest columns are hidden together, besides one."""
 Heads = Sequence[tuple[int, int]]
-"""Layer and head of each."""
 Rows = list[dict[str, Any]]
 
 

@@ -106,7 +106,6 @@ STATIC_SHARE = 0.95
 KINDS = ("static", "moved", "vanished", "reappeared", "one_step", "lasting")
 STATIC, MOVED, VANISHED, REAPPEARED, ONE_STEP, LASTING = range(len(KINDS))
 PAIRS = 2_000_000
-"""Pairs of episodes that are compared at a time, which bounds the memory."""
 
 
 @dataclass(frozen=True, eq=False)

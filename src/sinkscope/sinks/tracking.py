@@ -28,7 +28,6 @@ KIND_MEANINGS = {
     "one_step": "lives for one step",
     "lasting": "still a sink in the last step, and none of the others",
 }
-"""The kinds of tracks, in the order of `KINDS`."""
 FEW_BLOCKS = 10
 """With fewer blocks of steps to shuffle, a trace tells little of whether a drift is chance."""
 
@@ -327,7 +326,6 @@ def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[
 
 
 SHARE = 3 / WINDOW
-"""Share of the attention by which a sink exceeds others where moves are compared: ε = 3 of 16 queries."""
 
 
 @dataclass(frozen=True)

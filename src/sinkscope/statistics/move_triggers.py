@@ -22,7 +22,6 @@ from sinkscope.statistics.thresholds import Threshold
 TRIGGERS = ("own", "left", "entered", "block", "neither")
 DRAWS = 999
 MOST_SHIFTED = 1 << 26
-"""Moves times shifts that are counted at once, a byte each."""
 
 
 class Triggers(Statistic):

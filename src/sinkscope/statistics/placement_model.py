@@ -26,7 +26,6 @@ _UNMASKED = [name for name in CLASSES if name not in ("mask", "word")]
 CLASS, POSITION, MASKED = range(3)
 BLOCKS = np.array([CLASS] * len(_UNMASKED) + [POSITION] * 7 + [MASKED])
 MODELS = {"all": (), "class": (CLASS,), "position": (POSITION,), "mask_state": (MASKED,)}
-"""The whole model, and the models without a block."""
 PLACED = "placement is semantic in LLaDA, positional in Dream (§4.2)"
 
 

@@ -27,11 +27,8 @@ from sinkscope.statistics.thresholds import THRESHOLDS, UNITS, Place, Threshold
 from sinkscope.traces.reading import Trace, as_trace, expect_steps
 
 Key = tuple[str, Place]
-"""Name of a statistic and the place where it holds."""
 Values = dict[Key, float]
-"""One prompt's numbers, NaN where the prompt has none."""
 READ_AT_ONCE = 16 << 20
-"""Bytes of a trace that are read at a time, where a step is smaller."""
 
 OF_ALL_COLUMNS = ("concentration.entropy", "concentration.gini")
 OVER_QUERIES = ("concentration.gu_rate", "concentration.gu_rate_first")

@@ -21,10 +21,8 @@ from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, Threshold
 NORMS = ("value_norms", "key_norms", "hidden_norms")
 OUTPUT_NORMS = "output_norms"
 QUERY_GROUPS = ("masked", "prompt")
-"""Groups of queries whose column sums are recorded apart."""
 PER_LAYER = ("column_sums", "column_sums_masked", "column_sums_prompt", "self_attention", "last_query")
 PER_LAYER += ("newest_columns", *NORMS, OUTPUT_NORMS, "sink_token_columns")
-"""Tensors of a trace that are read beside tokens, masks and commits, as `axes.TRACE_AXES` names them."""
 BINS_PER_QUERY = 4
 LINEAR_BINS = 256
 OCTAVES, BINS_PER_OCTAVE = 10, 8
