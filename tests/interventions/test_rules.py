@@ -101,7 +101,6 @@ def test_the_text_of_a_rule_stands_for_it(rule):
         ("top:1@next", r"top:K has no option 'next'; expected some of .*only_sinks, .*layers=…, .*heads=…"),
         ("top:1@current,previous", "observe is given twice, as current and as previous"),
         ("top:1@layers=3-1", "layers: expected numbers such as 0-3\\+7, found '3-1'"),
-        ("window:4+0", "recent: expected at least 1"),
     ],
 )
 def test_a_bad_rule_is_refused(text, message):

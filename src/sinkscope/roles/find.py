@@ -108,6 +108,8 @@ def find_roles(
     Raises CallError for prompts, settings or a folder that do not fit; EvaluationError for too little memory.
     """
     expect_model(model, unwatched=True)
+    if len(prompts) < LEAST:
+        raise CallError(f"expected at least {LEAST} prompts, half to choose and half to judge, found {len(prompts)}")
     rules = rules or Rules()
     resolved = resolve_settings(model.family, **settings)
     texts = [one if isinstance(one, str) else str(model.encode(one)) for one in prompts]
@@ -160,9 +162,9 @@ def find_roles(
             if (of_prompt := measured(number, kind, heads)) is not None:
                 found[number] = of_prompt
         if len(found) < LEAST_PROMPTS:
-            why = "; ".join(f"prompt {number} failed with: {failed[number]}" for number in asked if number in failed)
-            many = f"at least {LEAST} prompts, half of them to choose heads, half to judge them"
-            raise CallError(f"expected {many}, found {len(found)} that {kind} heads, of {len(asked)}. {why}")
+            why = next(f"prompt {number} failed with: {failed[number]}" for number in asked if number in failed)
+            many = f"at least {LEAST_PROMPTS} prompts that {kind} heads"
+            raise CallError(f"expected {many}, found {len(found)} that could be measured, of {len(asked)}; {why}")
         return found
 
     with open_store(folder, identity) as store:
