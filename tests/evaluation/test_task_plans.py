@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from sinkscope.evaluation import evaluate, task_plans
+from sinkscope.evaluation.choices import Task
 from sinkscope.evaluation.protocols import Protocol
-from sinkscope.evaluation.task import Task
 from sinkscope.evaluation.task_plans import Request, make_plans, resolve_task
 from sinkscope.evaluation.tasks import TASKS, find_task
 

@@ -139,7 +139,10 @@ def test_a_rule_says_whether_it_waits_for_a_step(text, waits, diffusion):
     ("rule", "message"),
     [
         (HideTopSinks(1, layers=(1, 3)), r"layers or heads: the model has the layers 0…2, found 3"),
-        (HideTopSinks(1, heads={(1, 4), (2, 6)}), "heads: layer 2 of the model has the heads 0…[45], found 2.6"),
+        (
+            HideTopSinks(1, heads={(1, 4), (2, 6)}),
+            "layers or heads: layer 2 of the model has the heads 0…[45], found 2.6",
+        ),
     ],
 )
 def test_a_rule_that_can_match_nothing_on_a_model_is_refused(model, rule, message):

@@ -125,8 +125,6 @@ def open_emergence(folder: str | Path) -> Emergence:
     manifest = read_json_object(path, CallError, f"expected the folder of a watched training, with its {MANIFEST}")
     compare_checksum(manifest, path, TrainingError)
     found, moments = measured_updates(folder), []
-    if not found:
-        raise CallError(f"{folder}: expected a moment (update-….safetensors), found none; the run has not measured yet")
     canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
     shapes = {name: canvases if name.startswith("loss") else canvases + by_head for name in ARRAYS} | {"role": by_head}
     for update, path in found.items():

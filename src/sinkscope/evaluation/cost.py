@@ -411,8 +411,6 @@ def check_folder(name: str, folder: str) -> None:
     """Raise CallError for a checkpoint of paper 2 without folder, or with one of another kind of model."""
     from sinkscope.models import identify  # here, as it loads torch
 
-    if not folder:
-        raise CallError(f"expected a folder for {name}, found none: pass --models {name}=FOLDER")
     body, _, sink = name.partition("+")
     family, variant = identify(folder)
     found = (family.name, variant.name.removesuffix(" (folded)") if variant else "none")

@@ -60,11 +60,11 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
     with made_folder(folder), contextlib.ExitStack() as stack:
         run = read_object(folder / RUN) if (folder / RUN).exists() else None
         strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
-        if strange and not (folder / RUN).exists():
-            raise CallError(f"{folder} holds files without a {RUN} ({strange[0]} …); choose another or an empty folder")
-        if run is not None and kind_of_run(run) != kind:  # before a lock is left in it
-            found = f"expected {kind}, found {kind_of_run(run)}"
-            raise CallError(f"{folder} holds another run: {found}; choose another folder")
+        holds = f"files without a {RUN} ({strange[0]} …)" if strange and not (folder / RUN).exists() else ""
+        if run is not None and kind_of_run(run) != kind:
+            holds = f"another run: expected {kind}, found {kind_of_run(run)}"
+        if holds:  # before a lock is left in it
+            raise CallError(f"{folder} holds {holds}; choose another or an empty folder")
         with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
             mine = _lock_path(folder, share)
             own = stack.enter_context(mine.open("a+"))

@@ -8,10 +8,9 @@ from typing import Any
 from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of
 from sinkscope.decoding.likelihood import encode_pair, refuse_block_diffusion
 from sinkscope.errors import CallError
-from sinkscope.evaluation.choices import LikelihoodSettings, settings_for
+from sinkscope.evaluation.choices import LikelihoodSettings, Task, settings_for
 from sinkscope.evaluation.cost import CHECKPOINTS, PROBLEMS, Part, Shape
 from sinkscope.evaluation.protocols import AUTO, find_protocol
-from sinkscope.evaluation.task import Task
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import Composed, Intervention, parse_rule
 from sinkscope.interventions.intervention import canonical_rule

@@ -8,9 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.choices import BENCHMARKS, likelihood_task
+from sinkscope.evaluation.choices import (
+    BENCHMARKS,
+    Message,
+    Row,
+    Score,
+    Source,
+    Task,
+    expect_no_shots,
+    hash_rows,
+    likelihood_task,
+)
 from sinkscope.evaluation.sandbox import run_program
-from sinkscope.evaluation.task import Message, Row, Score, Source, Task, expect_no_shots, hash_rows
 from sinkscope.lab.problems import Problem, read_result
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
 

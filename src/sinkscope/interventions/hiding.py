@@ -350,9 +350,10 @@ def _check_limits(rules: Sequence[Rule], session: Session) -> None:
     longest = max(len(set(stack.values())) for stack in numbers)
     for part in rules if longest else ():  # a foreign network shows its layers only as they run
         asked = [*(part.layers or ()), *(layer for layer, _ in part.heads or ())]
-        if max(asked, default=0) >= longest:
-            raise CallError(f"layers or heads: the model has the layers 0…{longest - 1}, found {max(asked)}")
-    for layer, head in [pair for part in rules for pair in part.heads or ()]:
-        known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
-        if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
-            raise CallError(f"heads: layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")
+        wrong = [f"the model has the layers 0…{longest - 1}, found {one}" for one in asked if one >= longest]
+        for layer, head in part.heads or ():
+            known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
+            if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
+                wrong.append(f"layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")
+        if wrong:
+            raise CallError(f"layers or heads: {wrong[0]}")

@@ -62,13 +62,9 @@ def excess_in(
 
 def check_excess(excess: float, unit: str) -> None:
     """Raise CallError for an unknown unit, a threshold below 0 or NaN, or ε ≥ 1 on means."""
-    if unit not in UNITS or not 0 <= excess < np.inf:
-        raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, found {excess} in {unit}")
-    if unit == "mean" and excess >= 1:
-        raise CallError(
-            f"excess {excess:g} on means can never hold: a column mean is a share of attention, at most 1. "
-            "Paper 1's epsilon = 3 is meant in sums: use unit='queries' (or 'percent')"
-        )
+    if unit not in UNITS or not 0 <= excess < (1 if unit == "mean" else np.inf):
+        below = "on means below 1, as a mean is a share of attention (paper 1's ε = 3 is meant in sums: unit='queries')"
+        raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, {below}, found {excess} in {unit}")
 
 
 def is_sink(
