@@ -121,8 +121,10 @@ def open_emergence(folder: str | Path) -> Emergence:
     from safetensors.numpy import load_file
 
     folder = Path(folder)
-    path = folder / MANIFEST
-    manifest = read_json_object(path, CallError, f"expected the folder of a watched training, with its {MANIFEST}")
+    path, expected = folder / MANIFEST, f"expected the folder of a watched training, with its {MANIFEST}"
+    manifest = read_json_object(path, CallError, expected)
+    if manifest.get("format") != FORMAT:
+        raise TrainingError(f"{path}: {expected}, found something else")
     compare_checksum(manifest, path, TrainingError)
     found, moments = measured_updates(folder), []
     canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
