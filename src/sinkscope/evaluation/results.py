@@ -9,7 +9,6 @@ results.json, .json.gz        written at the end; compressed, for a repository
 
 import contextlib
 import json
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from typing import Any
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.runs.files import (
-    CHECKSUM,
     checksum_of,
     compare_checksum,
     json_text,
@@ -29,19 +27,19 @@ from sinkscope.runs.files import (
     read_object,
     validated,
     with_checksum,
-    write_whole,
 )
 from sinkscope.runs.folder import (
     EVALUATION,
     FINGERPRINTS,
     WEIGHTS,
+    Items,
     changed_fingerprint,
     difference_in_words,
     differences,
     exclusive,
-    item_path,
     kind_of_run,
     made_folder,
+    write_json,
 )
 from sinkscope.runs.share import ALL, Share
 
@@ -49,7 +47,6 @@ RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
 COMPRESSED = f"{RESULTS}.gz"
 CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write run.json
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -145,39 +142,16 @@ def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-class ResultItems:
+class ResultItems(Items):
     """The items of one task under one rule, one a problem; ``run`` are hashes of `claim`: other runs' do not count."""
 
     def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
         name = re.sub(r"[^\w.+-]", "-", hide)
-        self.folder = folder / task / (name if len(name) < 100 else name[:80] + checksum_of({"hide": hide})[:16])
-        self.run = checksum_of({"run": run, "task": task, "hide": hide})
-
-    def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
-        """Return a committed item; None too if it stood ``beside`` fewer problems. A damaged one is set aside."""
-        path = item_path(self.folder, index, ".json")
-        item = read_object(path)
-        if item is None and not path.exists():
-            return None
-        ours = item is not None and item.pop(CHECKSUM, None) == checksum_of(item)
-        if not ours or (item["run"], item["index"]) != (self.run, index):
-            aside = path.with_name(f"{path.name}.damaged")
-            with contextlib.suppress(FileNotFoundError):  # another process was quicker
-                os.replace(path, aside)
-            what = f"it is kept as {aside.name} and the problem is done again"
-            _log.warning("%s is damaged or of another run; %s", path, what)
-            return None
-        return item if item.get("beside", beside) >= beside else None
+        name = name if len(name) < 100 else name[:80] + checksum_of({"hide": hide})[:16]
+        super().__init__(folder / task / name, checksum_of({"run": run, "task": task, "hide": hide}))
 
     def commit(self, index: int, item: Mapping[str, Any]) -> None:
-        content = json.loads(json_text({"run": self.run, "index": index, **item}))
-        write_json(item_path(self.folder, index, ".json"), with_checksum(content))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    kept = "what was done before is kept: make room and run the same command again"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)
+        super().commit(index, json.loads(json_text(item)))
 
 
 FORMAT = 1

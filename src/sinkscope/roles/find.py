@@ -1,12 +1,20 @@
-"""`find_roles`: the role of each head's sink, chosen on one half of the prompts and judged on the other."""
+"""`find_roles`: the role of each head's sink, chosen on one half of the prompts and judged on the other.
+
+A run's folder has one JSON file for each prompt that is done, so that a killed run loses one prompt:
+
+run.json                   the settings that decide the results; another run is refused
+choose/000000.json         of a prompt that chooses heads, which of them have a sink on each canvas
+judge/000001.json          of a prompt that judges them, a row for each head and canvas; top/ has more keys hidden
+together.idle/000001.json  of the same prompt, the cost of hiding the sinks of a class of heads at once
+roles.json                 the verdicts, written at the end
+"""
 
 import hashlib
 import json
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,52 +29,10 @@ from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.head_roles import ROLES, Estimate, HeadRole, Need, Roles, Rules, decide
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
-from sinkscope.runs.files import CHECKSUM, with_checksum, write_whole
-from sinkscope.runs.folder import item_path, run_folder
+from sinkscope.runs.files import checksum_of
+from sinkscope.runs.folder import Items, run_folder
 from sinkscope.sinks.definition import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
-
-ADVICE = "make room or choose another folder; the same command goes on"
-_log = logging.getLogger(__name__)
-
-
-class PromptStore:
-    """Keeps the rows of each prompt in the folder of a run, nothing without one; ``run`` is the hash of run.json."""
-
-    def __init__(self, folder: Path | None, run: str = "") -> None:
-        self._folder, self._run = folder, run
-
-    def read(self, kind: str, number: int, heads: Heads) -> Rows | None:
-        """Return the rows of a prompt; None where it is not done, or where its file is damaged or of another place."""
-        path = None if self._folder is None else item_path(self._folder / kind, number, ".json")
-        if path is None or not path.exists():
-            return None
-        found, place = read_object(path) or {}, self._place(kind, number, heads)
-        if found.pop(CHECKSUM, None) == checksum_of(found) and found == {**found, **place}:
-            return found["rows"]
-        _log.warning("%s is damaged, changed or of another place; the prompt is measured again", path)
-        return None
-
-    def write(self, kind: str, number: int, heads: Heads, canvases: int, rows: Rows) -> None:
-        if self._folder is not None:
-            path = item_path(self._folder / kind, number, ".json")
-            path.parent.mkdir(exist_ok=True)
-            content = {**self._place(kind, number, heads), "canvases": canvases, "rows": rows}
-            write_whole(path, json.dumps(with_checksum(content)).encode(), EvaluationError, ADVICE)
-
-    def _place(self, kind: str, number: int, heads: Heads) -> dict[str, Any]:
-        return {"run": self._run, "kind": kind, "number": number, "heads": [list(one) for one in heads]}
-
-
-@contextmanager
-def open_store(folder: Path | None, identity: Mapping[str, Any]) -> Iterator[PromptStore]:
-    """Open or make a folder (None keeps nothing) for a run of this identity, as `run_folder`."""
-    if folder is None:
-        yield PromptStore(None)
-        return
-    with run_folder(folder, "run.json", identity, EvaluationError, "the roles of another run") as run:
-        yield PromptStore(folder, run)
-
 
 LEAST = 2 * LEAST_PROMPTS
 MEASURED = 4
@@ -139,9 +105,9 @@ def find_roles(
     how: dict[str, Any] = {"rows": rows, "on_row": progress.count}
 
     def measured(number: int, kind: str, heads: Heads) -> Rows | None:
-        found = store.read(kind, number, heads)
-        if found is not None:
-            return found
+        stored = folder and Items(folder / kind, checksum_of({"run": run, "heads": [list(one) for one in heads]}))
+        if stored and (known := stored.read(number)) is not None:
+            return known["rows"]
         try:
             if number not in probes:
                 probes[number] = make_probes(model, prompts[number], number, canvases, **settings)
@@ -151,7 +117,8 @@ def find_roles(
                 raise
             failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
-        store.write(kind, number, heads, len(probes[number]), found)
+        if stored:
+            stored.commit(number, {"canvases": len(probes[number]), "rows": found})
         return found
 
     def each(asked: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
@@ -167,7 +134,8 @@ def find_roles(
             raise CallError(f"expected {many}, found {len(found)} that could be measured, of {len(asked)}; {why}")
         return found
 
-    with open_store(folder, identity) as store:
+    what = "the roles of another run"
+    with run_folder(folder, "run.json", identity, EvaluationError, what) if folder else nullcontext("") as run:
         heads, shape = _lasting([*each(numbers[::2], "choose", ()).values()], rules)
         found, judged = _judge(
             model, heads, rules, lambda *of: each([one for one in numbers[1::2] if one not in failed], *of)
