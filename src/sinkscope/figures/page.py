@@ -3,8 +3,8 @@
 import base64
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -30,22 +30,12 @@ REPORT, EXPLORER = "report.html", "explorer.html"
 SINK_TOKENS = 8
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for the page; its cells are shown as they are, its caption below."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    caption: str = ""
-
-
 def write_page(
     traces: Sequence[Trace],
     out: str | Path,
     *,
     figures: Sequence[str | Path] = (),
-    tables: Sequence[Table] = (),
+    tables: Sequence[Mapping[str, Any]] = (),
     excess: float = 3.0,
     roles: Roles | None = None,
     notes: Sequence[str] = (),
@@ -56,6 +46,7 @@ def write_page(
     Args:
         out: an ``.html`` file, or a folder, which gets a `REPORT`; an `EXPLORER` beside it is linked.
         figures: files of `draw_figures`; the PNG files among them are embedded with their captions.
+        tables: each with title, columns, rows and caption.
         excess: ε of Eq. 3, in queries' worth.
         notes: lines below the figures, such as those that `draw_figures` said.
         command: the command that made it, for the footer.
