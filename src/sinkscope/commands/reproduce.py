@@ -1,4 +1,4 @@
-"""`reproduce`: makes the tables and figures of a paper in one command, from `evaluation.papers`.
+"""`reproduce`: makes the tables and figures of a paper in one command, from `evaluation.cost`.
 
 table1.md, .tex, .csv, .json     paper 1: accuracy with sinks hidden, intervals, tests, controls, published numbers
 table2.md, .json, figures/       paper 1: the tokens that are sinks most often; from the recorded generations

@@ -48,7 +48,7 @@ class Intervention(ABC):
     observing: ClassVar[bool] = True
     """Whether `choose` may ask for attention (`RuleContext.seen`). False saves a sweep where nothing is hidden."""
     control: ClassVar[bool] = False
-    """Whether the rule hides other keys in place of the top K, for comparison; see `controls`."""
+    """Whether the rule hides other keys in place of the top K, for comparison; see `observed`."""
     takes_own: ClassVar[bool] = False
     """Whether the network's own sink token or learned logit is taken away too."""
 

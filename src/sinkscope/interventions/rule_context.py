@@ -130,7 +130,7 @@ class TokenClasses:
 
 
 def class_in(model: Model, token: int) -> str:
-    """Return the class of a token, one of `sinks.token_classes.CLASSES`."""
+    """Return the class of a token, one of `sinks.definition.CLASSES`."""
     special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
     return token_class(None if special else text_of(model.tokenizer, token), token == model.card.mask_id, special)
 
@@ -344,6 +344,6 @@ class RuleContext:
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
-        """Return where tokens stand whose class (of `sinks.token_classes.CLASSES`, or of ``classify``) has this name."""
+        """Return where tokens stand whose class (of `sinks.definition.CLASSES`, or of ``classify``) has this name."""
         places = self.classes(classify)
         return self.real & places[name] if name in places else torch.zeros_like(self.real)
