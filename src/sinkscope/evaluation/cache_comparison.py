@@ -72,9 +72,7 @@ class Arm:
 
 
 def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
-    """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, plain sampling first; ``budgets`` are
-    numbers of keys for policies whose text leaves this open, an arm each.
-    """
+    """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, plain first, and an arm a budget."""
     known, pieces = ("none", *known_caches()), list[str]()
     for piece in filter(None, map(str.strip, text.split(","))):
         if pieces and piece.partition(":")[0].partition("@")[0] not in known and "=" in piece:

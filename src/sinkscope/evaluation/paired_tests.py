@@ -85,10 +85,8 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 
 
 def against_controls(one: Sequence[int], others: Sequence[Sequence[int]], sign: int = 1) -> Difference:
-    """Return accuracy with sinks hidden minus that under controls, averaged over their seeds; −1 turns the sign around.
-
-    The interval is Agresti and Min's (2005), Wald's with two more problems, each half gained and half lost, whose cells
-    are averaged over the seeds; with one seed Tango's.
+    """Return accuracy with sinks hidden minus that under controls, mean over seeds; −1 turns the sign around. Agresti
+    and Min's interval (2005): Wald's with two more problems, each half gained, half lost; of one seed Tango's.
     """
     if len(others) == 1:
         return paired_difference(*(one, others[0])[::sign])

@@ -1,7 +1,4 @@
-"""The settings under which published models were evaluated, one frozen `Protocol` each, found by family and name.
-
-A source says which settings are assumed, where the publication does not state them; the call's override them.
-"""
+"""The settings under which published models were evaluated, and which of them are assumed; the call's override them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -65,9 +65,7 @@ TASKS = {
 
 
 def gsm8k(name: str, data: Path | None) -> Task:
-    """Return ``gsm8k``, whose shots are drawn as lm-eval draws them in one process, or ``gsm8k_cot``, with the worked
-    examples of Wei et al. (2022), read from the installed lm-eval.
-    """
+    """Return ``gsm8k``, with lm-eval's draws of shots, or ``gsm8k_cot``, with its examples of Wei et al. (2022)."""
     cot, test, train = name == "gsm8k_cot", _gsm8k_rows(data, "test"), _gsm8k_rows(data, "train")
     form, strict = ("Q: {}\nA:", THE_ANSWER_IS) if cot else ("Question: {}\nAnswer:", HASHES)
 

@@ -1,6 +1,4 @@
-"""Figures 3, 9 and 10: histograms of column sums, of all layers and by layer, and the share that are no sinks; and the
-norms of sinks beside other tokens' (paper 2, Figure 1).
-"""
+"""Figures 3, 9 and 10: histograms of column sums, and the share that are no sinks; and norms (paper 2, Figure 1)."""
 
 import math
 from collections.abc import Sequence

@@ -39,9 +39,7 @@ def beyond_chance(heads: Sequence[Any], p: Any) -> list[Any]:
 
 
 def p_of_move(main: Int[np.ndarray, " step"], stayed: int) -> float:
-    """Return the share of orders of the steps in which a main sink (−1: none) stays ``stayed`` steps before and after a
-    change of place. Changes of rank count in shuffled steps only: conservative.
-    """
+    """Return the share of orders of the steps in which a main sink stays ``stayed`` steps on both sides of a change."""
     orders = np.random.default_rng(0).permuted(np.tile(main, (SHUFFLES, 1)), axis=1)
     before, after = _run_lengths(orders), _run_lengths(orders[:, ::-1])[:, ::-1]
     changed = (orders[:, 1:] != orders[:, :-1]) & (orders[:, 1:] >= 0) & (orders[:, :-1] >= 0)
@@ -76,9 +74,7 @@ class FigureError(SinkscopeError):
 
 @dataclass(frozen=True)
 class Jump:
-    """The main sink of a head is elsewhere one step later (swap: both are sinks in both); held, stayed: attention in
-    steps' worth, and steps, of the lesser stay before or after.
-    """
+    """A main sink elsewhere one step later (swap: both are sinks in both); held, stayed: of the lesser stay, in steps."""
 
     step: int
     layer: int

@@ -90,9 +90,7 @@ class Observed(Intervention, ABC):
 
 @dataclass(frozen=True)
 class SinkRule(Observed, ABC):
-    """The base of `HideTopSinks` and of its controls, which hide as many other keys instead: ``k`` a head, of these
-    with ``only_sinks`` the sinks by Eq. 3 (ε = 3 on column sums).
-    """
+    """The base of `HideTopSinks` and its controls: ``k`` keys a head, with ``only_sinks`` as many as are by Eq. 3."""
 
     control = True
 

@@ -165,9 +165,7 @@ def _measure(
 
 
 def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[tuple[HeadRole, ...], dict[int, Rows]]:
-    """Return the role of each head and the rows of each prompt that judges; more keys are hidden where one is not shown
-    to change the predictions.
-    """
+    """Return the role of each head and the rows that judge it; where one key settles nothing, more are hidden."""
     judged = measure("judge", heads)
     found = {head: _conclude(model, head, [*judged.values()], rules) for head in heads}
     if some := [head for head in heads if found[head].substitutes is None]:

@@ -49,10 +49,7 @@ def check_probe(model: Model, probe: Probe, where: str) -> None:
 
 
 def make_probes(model: Model, prompt: Any, number: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:
-    """Write an answer to a prompt and return probes of it, at most ``canvases``, spread over the steps with masks.
-
-    CallError for a prompt or sampler ``settings`` that do not fit, or an answer without a prediction to compare.
-    """
+    """Write an answer and return probes of it, at most ``canvases``; CallError where there is nothing to compare."""
     mask, shift = model.card.mask_id, int(model.family.shift)
     if model.family.causal:
         answer = generate(model, prompt, **settings)

@@ -133,9 +133,7 @@ def find_episodes(
     short_too: bool = True,
     ordered: bool = False,
 ) -> Episodes:
-    """Return the episodes of sinks (``ordered``: by head, position, step), which gaps of ``tolerance`` do not end;
-    ``short_too``: looks for successors of those of one step.
-    """
+    """Return the episodes of sinks (``ordered``: by head, key, step); ``short_too``: with successors of short ones."""
     if not ordered:
         order = np.lexsort((step, position, head))
         step, head, position = (one[order] for one in (step, head, position))

@@ -155,9 +155,7 @@ def cached(manifest: Mapping[str, Any]) -> bool:
 
 
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
-    """Return whether the columns of every head add up to its tokens: not behind a cache, crossing, with sink tokens, or
-    where a rule zeroes weights.
-    """
+    """Return whether all columns add up to the tokens: no cache, crossing, sink tokens, or rules that zero weights."""
     if cached(manifest) or attends_elsewhere(manifest) or zeroes(manifest):
         return False
     if trace is None:

@@ -118,9 +118,7 @@ def main_sinks(
 
 
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
-    """Return the tracks and main sinks of a trace; a dip of at most ``tolerance`` steps ends neither a track, nor a
-    main sink where its head has no other.
-    """
+    """Return the tracks and main sinks of a trace; dips of at most ``tolerance`` steps end neither."""
     before, (steps, _, heads) = sinks.uncounted, sinks.moving.shape[:3]
     step, layer, head, position = np.nonzero(sinks.moving[before:])
     episodes = find_episodes(step, layer * heads + head, position, steps - before, tolerance)

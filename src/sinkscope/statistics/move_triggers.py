@@ -119,9 +119,8 @@ def draws_of(canvas: PromptCanvas) -> int:
 
 @dataclass(eq=False)
 class TriggerTest:
-    """Sums over the prompts in which something moves: shares as they were, and with their commits shifted at random.
-
-    The shift as it was is among the draws, so that under the null p is exact.
+    """Sums over the prompts in which something moves: shares as they were, one of the draws so that p is exact, and
+    with their commits shifted at random.
     """
 
     prompts: int = 0

@@ -1,6 +1,4 @@
-"""The summary of one prompt, made by feeding its steps one by one, of a trace or live: a few numbers a head and step,
-so that a trace may be larger than memory.
-"""
+"""The summary of one prompt, made by feeding its steps one by one, so that a trace may be larger than memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence

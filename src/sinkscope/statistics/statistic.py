@@ -52,9 +52,7 @@ class Definition:
 
 
 class Statistic(ABC):
-    """A family of numbers of each prompt, at ``order`` in tables; names of layers end in ``_in``, of thirds of the
-    steps in ``_over_steps``.
-    """
+    """A family of numbers of each prompt; names of layers end in ``_in``, of thirds of the steps in ``_over_steps``."""
 
     definitions: ClassVar[Mapping[str, Definition]]
     order: ClassVar[int] = 100
