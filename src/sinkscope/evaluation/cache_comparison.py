@@ -98,7 +98,7 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
 def compare_caches(
     model: Model, *, arms: Sequence[Arm], out: Path | str, batch: int = 16, progress: bool = True, **asked: Any
 ) -> dict[str, Any]:
-    """Compare cache policies on tasks: ``arms`` of `read_arms`, ``asked`` fields of `Request`; return ``caches.json``."""
+    """Compare cache policies on tasks: ``arms`` of `read_arms`, ``asked`` of `Request`; return ``caches.json``."""
     expect_model(model, unhidden=True)
     expect_one_process("compare-caches")
     request = Request(**asked)

@@ -1,7 +1,7 @@
 """Nats per token of a text behind a context, while a rule hides keys from the queries of what follows.
 
 A sink hidden from the first word on is rebuilt on the next token, which a cache without keys does not allow. So a
-causal model reads the context unhidden, and the rest in a second call; a diffusion model's masked canvases are all hidden.
+causal model reads the context unhidden, and the rest in a second call; a diffusion model's canvases are all hidden.
 """
 
 import hashlib

@@ -74,7 +74,7 @@ class FigureError(SinkscopeError):
 
 @dataclass(frozen=True)
 class Jump:
-    """A main sink elsewhere one step later (swap: both are sinks in both); held, stayed: of the lesser stay, in steps."""
+    """A main sink elsewhere one step later (swap: both are sinks in both); held, stayed: of the lesser stay."""
 
     step: int
     layer: int

@@ -71,7 +71,7 @@ class PromptSettings:
 class PromptCanvas:
     """The canvas of one prompt over all steps; tokens are −1 beyond ``lengths`` and where unknown, written where none.
 
-    token_ids are the distinct tokens in rising order; token_indices the canvas in them; classes of `sinks.definition.CLASSES`.
+    token_ids are the distinct tokens in rising order; token_indices the canvas in them; classes: numbers in `CLASSES`.
     """
 
     tokens: Int[np.ndarray, "step position"]
