@@ -12,19 +12,8 @@ import sinkscope
 from sinkscope.decoding.blocks import quotas
 from sinkscope.decoding.likelihood import expected_masks, mask_patterns
 from sinkscope.evaluation import cost as costs
-from sinkscope.evaluation.cost import (
-    CHECKPOINTS,
-    CHOICE_TOKENS,
-    GIB,
-    LAB,
-    PROBLEMS,
-    PUBLISHED,
-    SHAPES,
-    card_of,
-    estimate,
-    paper1,
-    paper2,
-)
+from sinkscope.evaluation.cost import CHOICE_TOKENS, GIB, PROBLEMS, card_of, estimate
+from sinkscope.evaluation.papers import CHECKPOINTS, LAB, PUBLISHED, SHAPES, paper1, paper2
 from sinkscope.evaluation.task_plans import family_and_shape
 
 

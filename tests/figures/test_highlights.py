@@ -7,7 +7,8 @@ import pytest
 from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 
 from sinkscope.figures.incoming_attention import stays_of
-from sinkscope.figures.subject import Flash, Jump, beyond_chance, p_of_drift, p_of_move, subject_of
+from sinkscope.figures.shuffled_steps import beyond_chance, p_of_drift, p_of_move
+from sinkscope.figures.subject import Flash, Jump, subject_of
 
 
 def test_the_planted_places_are_found(sudden):

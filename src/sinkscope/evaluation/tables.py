@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
-from sinkscope.evaluation.cost import published_accuracy
 from sinkscope.evaluation.paired_tests import Difference, after_holm, against_controls, p_text
+from sinkscope.evaluation.papers import published_accuracy
 from sinkscope.evaluation.results import Result, cell_of, hides_k, rule_of, takes_seed
 from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
 

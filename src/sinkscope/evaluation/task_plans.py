@@ -9,7 +9,8 @@ from sinkscope.decoding import Settings, described, make_batch, resolve_settings
 from sinkscope.decoding.likelihood import encode_pair, refuse_block_diffusion
 from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import LikelihoodSettings, Task, settings_for
-from sinkscope.evaluation.cost import CHECKPOINTS, PROBLEMS, Part, Shape
+from sinkscope.evaluation.cost import PROBLEMS, Part, Shape
+from sinkscope.evaluation.papers import CHECKPOINTS
 from sinkscope.evaluation.protocols import AUTO, find_protocol
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import Composed, Intervention, parse_rule

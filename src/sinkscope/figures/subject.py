@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Int
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.figures.incoming_attention import Place, check_head, commits_of, last_canvas_of, stays_of
+from sinkscope.figures.shuffled_steps import beyond_chance, p_of_drift, p_of_move
 from sinkscope.figures.style import model_label, tick_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks import HeadMovement
-from sinkscope.sinks.drift import slopes
 from sinkscope.sinks.finding import check_reach
 from sinkscope.sinks.followed_columns import Followed, columns_add_up, followed_queries
 from sinkscope.sinks.tracking import head_movement
@@ -26,43 +26,6 @@ from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.reading import expect_steps
-
-SHUFFLES = 999
-LEVEL = 0.05
-
-
-def beyond_chance(heads: Sequence[Any], p: Any) -> list[Any]:
-    """Return the heads whose p-values hold at `LEVEL` by Benjamini and Hochberg's rule over all of them."""
-    from scipy.stats import false_discovery_control
-
-    return [head for head, q in zip(heads, false_discovery_control(p) if heads else (), strict=True) if q <= LEVEL]
-
-
-def p_of_move(main: Int[np.ndarray, " step"], stayed: int) -> float:
-    """Return the share of orders of the steps in which a main sink stays ``stayed`` steps on both sides of a change."""
-    orders = np.random.default_rng(0).permuted(np.tile(main, (SHUFFLES, 1)), axis=1)
-    before, after = _run_lengths(orders), _run_lengths(orders[:, ::-1])[:, ::-1]
-    changed = (orders[:, 1:] != orders[:, :-1]) & (orders[:, 1:] >= 0) & (orders[:, :-1] >= 0)
-    as_long = (changed & (np.minimum(before[:, :-1], after[:, 1:]) >= stayed)).any(axis=1)
-    return float((1 + as_long.sum()) / (1 + SHUFFLES))
-
-
-def p_of_drift(stays: Sequence[tuple[int, int, int]]) -> float:
-    """Return the share of orders of the stays whose slope is as steep: only several moves one way make a drift."""
-    position, length = np.array([at for at, *_ in stays], float), [end - first + 1 for _, first, end in stays]
-    rng, every = np.random.default_rng(0), np.arange(len(stays))
-    orders = [every, *(rng.permutation(every) for _ in range(SHUFFLES))]
-    slope = np.abs(slopes(np.stack([np.repeat(position[order], np.take(length, order)) for order in orders], axis=-1)))
-    return float((slope >= slope[0]).mean())
-
-
-def _run_lengths(rows: Int[np.ndarray, "order step"]) -> Int[np.ndarray, "order step"]:
-    """Return for how many steps each place has been held, this step included."""
-    held = np.ones(rows.shape, int)
-    for step in range(1, rows.shape[1]):
-        held[:, step] += np.where(rows[:, step] == rows[:, step - 1], held[:, step - 1], 0)
-    return held
-
 
 MANY_MOVE = 0.1  # of the heads: from there on figures show one that moves
 Maps = Callable[[Trace, int, int, int], np.ndarray]

@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 from sinkscope.attention import Columns, LayerCall, StepResult, Watcher, subscribed
 from sinkscope.counts import counted
 from sinkscope.notebook_card import MOST_ROWS, card
-from sinkscope.statistics.intervals import ratio
 
 
 class Moved(NamedTuple):
@@ -82,12 +81,12 @@ class Effect:
     @property
     def removed_share_by_head(self) -> np.ndarray:
         """The removed share of each head, [layer, head]; NaN for heads in which no rule was in force."""
-        return ratio(self.removed.sum(0), self.queries.sum(0))
+        return _ratio(self.removed.sum(0), self.queries.sum(0))
 
     @property
     def hit_rate_by_head(self) -> np.ndarray:
         """The hit rate of each head, [layer, head]; NaN where no key was hidden."""
-        return ratio(self.hits.sum(0), self.ranked.sum(0))
+        return _ratio(self.hits.sum(0), self.ranked.sum(0))
 
     def _repr_html_(self) -> str:
         steps, share, hits = self.steps.sum(0), self.removed_share_by_head, self.hit_rate_by_head
@@ -130,6 +129,10 @@ class Effect:
 
 def _share(part: float, whole: float) -> float:
     return float(part / whole) if whole else 0.0
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
 
 
 class Tally:
