@@ -1,4 +1,4 @@
-"""The explorer: time and memory of writing it as a page and as a folder, its first paint, and the time of a frame while scrubbing.
+"""The explorer: time and memory of writing it as a page and as a folder, its first paint, and the time of a step while scrubbing.
 
     python benchmarks/explorer_page.py [--json] [--steps 256 --layers 32 --heads 32 --positions 512] [--traces FOLDER…]
 
@@ -6,9 +6,7 @@ Without --traces it shows a trace of random columns with sinks that move. It nee
 
 Writing is the command `sinkscope explore` in a process of its own, its start included; peak memory is that process's resident set.
 
-A frame is all that the main thread does from one step to the next: scripts, styles, layout, the record of what is to be painted. At 60
-frames a second it has 16.7 ms. Frames a second are the frames that the compositor drew. Without a GPU, dots are painted by the processor on
-other threads, which these frames wait for and the main thread does not.
+A step is the time from moving the slider to the end of the frame that shows it, by the clock.
 """
 
 import argparse
@@ -18,7 +16,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from _measuring import show
@@ -30,15 +27,15 @@ from browser import Browser, find_browser
 from sinkscope.traces import TraceWriter, open_trace
 
 PLAY = """(async () => {
-  const slider = document.querySelector('#step'), last = Number(slider.max);
+  const slider = document.querySelector('#step'), last = Number(slider.max), spent = [], begun = performance.now();
   for (let step = 0; step <= last; step++) {
-    performance.mark('one step');
+    const started = performance.now();
     slider.value = step; slider.dispatchEvent(new Event('input'));
-    await new Promise(requestAnimationFrame);
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    spent.push(performance.now() - started);
   }
+  return [spent, performance.now() - begun];
 })()"""
-TASK = "ThreadControllerImpl::RunTask"
-TRACED = ["toplevel", "blink.user_timing", "devtools.timeline", "cc"]
 
 
 def write_trace(folder: Path, steps: int, layers: int, heads: int, positions: int) -> None:
@@ -94,42 +91,10 @@ def measure(page: Path) -> dict[str, float]:
         shown = browser.open(page.as_uri(), 1400, 1000)
         paint = shown.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         shown.evaluate(PLAY)
-        _, events = browser.trace(TRACED, lambda: shown.evaluate(PLAY))
-        return {"first_paint_ms": paint, **frames(events), "complaints": len(shown.complaints())}
-
-
-def frames(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the main thread's time of a frame, in ms, by the clock and of the processor, and how many frames were drawn a second."""
-    marks = [one for one in events if one["name"] == "one step" and one["ph"] in "IRni"]
-    thread, first, last = (marks[0]["pid"], marks[0]["tid"]), marks[0]["ts"], marks[-1]["ts"]
-    steps = np.array([one["ts"] for one in marks])
-
-    def each(name: str, clock: str) -> np.ndarray:
-        """Return the milliseconds of each step that the main thread spent in tasks of a name."""
-        spent = np.zeros(len(steps) - 1)
-        for one in events:
-            if (
-                one["name"] == name
-                and one["ph"] == "X"
-                and (one["pid"], one["tid"]) == thread
-                and first <= one["ts"] < last
-            ):
-                spent[np.searchsorted(steps, one["ts"], "right") - 1] += one.get(clock, 0) / 1000
-        return spent
-
-    times = {
-        "frame": each(TASK, "dur"),
-        "frame_processor": each(TASK, "tdur"),
-        "frame_script_processor": each("FunctionCall", "tdur"),
-    }
-    drawn = sum(
-        one["name"] == "MainFrame.Draw" and one["pid"] == thread[0] and first <= one["ts"] < last for one in events
-    )
-    return {
-        **{f"{name}_p{part}_ms": float(np.percentile(one, part)) for name, one in times.items() for part in (50, 95)},
-        "frames_a_second": 1e6 * drawn / (last - first),
-        "steps_a_second": 1e6 * (len(steps) - 1) / (last - first),
-    }
+        spent, whole = shown.evaluate(PLAY)
+        parts = {f"step_p{part}_ms": float(np.percentile(spent, part)) for part in (50, 95)}
+        steps = 1000 * len(spent) / whole
+        return {"first_paint_ms": paint, **parts, "steps_a_second": steps, "complaints": len(shown.complaints())}
 
 
 def megabytes(folders: list[Path]) -> float:

@@ -1,11 +1,19 @@
-"""The documentation site (`make docs`): the pages of the repository as they stand, the API from docstrings, the notebook, a gallery."""
+"""The documentation site (`make docs`): the pages of the repository as they stand, the API from docstrings,
+the commands from their help, the notebook, a gallery.
+"""
 
+import contextlib
 import inspect
+import io
+import sys
 from importlib import import_module
 from importlib.metadata import version as installed
 from pathlib import Path
 
 from sphinx.domains.python import PyObject
+
+from sinkscope.cli import main
+from sinkscope.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +33,7 @@ include_patterns = [
     "benchmarks/RESULTS.md",
     "docs/**.md",
     "docs/first-look.ipynb",
+    "build/commands/*.md",
     "results/**.md",
     "tests/decoding/fixtures/README.md",
 ]
@@ -55,7 +64,7 @@ html_extra_path = ["extra"]
 html_show_sphinx = False
 
 CONTENTS = {
-    "Start": ["docs/first-look", "docs/glossary", "docs/site/gallery"],
+    "Start": ["docs/start", "docs/first-look", "docs/glossary", "docs/site/gallery"],
     "Look": [
         "docs/explore",
         "docs/figures",
@@ -79,6 +88,7 @@ CONTENTS = {
         "docs/adding",
         "benchmarks/RESULTS",
     ],
+    "Commands": [f"build/commands/{name}" for name in COMMANDS],
     "Project": ["CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY"],
     "Evidence": [
         "docs/findings",
@@ -130,6 +140,17 @@ def api():
     return "\n".join(lines)
 
 
+def write_help(app):
+    """Write a page for each command, with what `--help` prints, where git ignores it."""
+    folder = ROOT / "build/commands"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COMMANDS:
+        with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+            sys.argv = ["sinkscope", name, "--help"]
+            main()
+        (folder / f"{name}.md").write_text(f"# {name}\n\n```text\n{text.getvalue().strip()}\n```\n", encoding="utf-8")
+
+
 def fill(app, docname, source):
     """Append the table of contents to the README, which has none on GitHub, and its body to the API page."""
     if docname == "docs/site/api":
@@ -144,4 +165,5 @@ def setup(app):
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"  # not "Variables"
+    app.connect("builder-inited", write_help)
     app.connect("source-read", fill)

@@ -14,6 +14,7 @@ SHORTER = {
     "sinkscope figures run.trace --out figures": ["--only", "3"],
     "sinkscope figures a.trace b.trace": ["--only", "3"],
     "sinkscope analyse": ["--no-choice"],
+    "sinkscope likelihood smollm2": ["--limit", "1"],
     "sinkscope roles lab-diffusion --out": ["--problems", "10", "--canvases", "1"],
     "sinkscope trace MODEL": ["--length", "4"],
     "sinkscope trace lab-sink-token": ["--length", "16", "--block", "16"],
@@ -24,7 +25,7 @@ SHORTER = {
 def commands(page):
     """The shell lines of a page, continued ones whole, without their comments."""
     lines = re.findall(r"^    (sinkscope (?:[^\n]*\\\n)*[^\n]*)$", page, re.MULTILINE)
-    return [" ".join(shlex.split(line.replace("\\\n", " "), comments=True)) for line in lines]
+    return [shlex.join(shlex.split(line.replace("\\\n", " "), comments=True)) for line in lines]
 
 
 LINES = [(path.name, line) for path in sorted(DOCS.glob("*.md")) for line in commands(path.read_text())]
@@ -41,10 +42,11 @@ def folder(tmp_path_factory):
     import sinkscope
 
     place, model = tmp_path_factory.mktemp("docs"), sinkscope.load("lab-diffusion")
-    for count, name in enumerate(("run", "a", "b"), start=7):  # analyse takes each prompt once
+    for count, name in enumerate(("run", "a", "b", "plain"), start=7):  # analyse takes each prompt once
         with sinkscope.recording(model, out=place / f"{name}.trace"):
             sinkscope.generate(model, PROMPT.replace("7", str(count)), length=16, block=16, steps=16)
     (place / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    (place / "text.txt").write_text((DOCS / "glossary.md").read_text())
     return place
 
 

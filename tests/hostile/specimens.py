@@ -49,9 +49,8 @@ def make_specimens(folder: Path) -> Path:
     evaluate(model, tasks=["lab-arith"], out=folder / "results", limit=2, shots=0, settings=SETTINGS, progress=False)
     card = model.card
     estimate = Estimate(0.5, 0.25, 0.75)
-    head = HeadRole(
-        0, 1, "idle", "adds nothing", 1.0, 0.5, " has", {"share": estimate, "kl.sink": estimate}, 1, 1, True
-    )
+    measured = {"share": estimate, "kl.sink": estimate}
+    head = HeadRole(0, 1, "dispensable", "idle", "adds nothing", 1.0, 0.5, 4, " has", measured, 1, 1)
     roles = Roles(card.name, card.weight_hash, card.layers, card.heads, Rules(), (head,), 4, 2, {})
     (folder / "roles.json").write_text(json.dumps(roles.as_dict()))
     (folder / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
