@@ -11,9 +11,9 @@ from _settings import SETTINGS
 
 import sinkscope
 from sinkscope.attention import Columns, Hidden, Hider, LayerCall, StepContext, StepResult, Watcher, subscribed
-from sinkscope.interventions.step_canvas import class_in
+from sinkscope.interventions.rule_context import class_in
 from sinkscope.lab.prompts import few_shot_prompt, held_out
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 
 RESULTS, OTHERS = 2, 1  # canvases of each problem, at most: those that commit a number behind "=", and others
 CHUNK = 24  # canvases that go through the network together

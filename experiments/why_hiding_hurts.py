@@ -66,7 +66,7 @@ from _settings import SETTINGS, Arguments, made_by, run_script
 from scipy.stats import bootstrap
 
 import sinkscope
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 
 
 def cells(layers: int, heads: int) -> dict[str, Choose]:

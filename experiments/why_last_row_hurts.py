@@ -32,9 +32,9 @@ from transformers import DynamicCache
 
 import sinkscope
 from sinkscope.attention import Columns, Hidden, Hider, LayerCall, Watcher, subscribed
-from sinkscope.interventions.step_canvas import class_in
+from sinkscope.interventions.rule_context import class_in
 from sinkscope.lab.prompts import few_shot_prompt, held_out
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 
 EXCESS = 3.0
 

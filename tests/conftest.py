@@ -11,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from jaxtyping import install_import_hook
 
-SINKS = ("definition", "tracking", "drift", "episodes")
+SINKS = ("definition", "tracking", "drift")
 STATISTICS = (
     "groups",
     "intervals",

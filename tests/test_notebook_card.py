@@ -90,8 +90,7 @@ def test_a_generation(diffusion):
 
 def test_roles():
     from sinkscope.roles import Roles
-    from sinkscope.roles.head_roles import HeadRole
-    from sinkscope.roles.verdict import Estimate, Rules
+    from sinkscope.roles.head_roles import Estimate, HeadRole, Rules
 
     measured = {"share": Estimate(0.25, 0.2, 0.3), "kl.sink.zero": Estimate(None, None, None)}
     told = [("needed", "broadcast", HOSTILE[0]), ("dispensable", "idle", " and"), ("open", "undecided", None)]

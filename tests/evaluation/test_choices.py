@@ -237,7 +237,6 @@ PIQA = {"goal": "Cut.", "sol1": "a", "sol2": "b", "label": 1}
     [
         ("piqa", None, {"settings": {"length": 8}}, "length: tasks of likelihoods have the settings method, samples"),
         ("piqa", None, {"hide": ["top:1"]}, "top:1 decides by the step before, .* expected observe=current"),
-        ("piqa", [PIQA | {"label": 2}], {}, "expected rows as of baber/piqa on the hub .* is not in range"),
         ("lambada", [{"text": "the sun " * 300 + "sets"}], {}, "problem 0 with its longest choice has .* tokens"),
     ],
 )

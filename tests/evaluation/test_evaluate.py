@@ -229,7 +229,7 @@ def test_weights_that_were_changed_in_memory_do_not_go_on(diffusion, tmp_path, a
         weight[0, :2] = kept.flip(0)
         with pytest.raises(
             CallError,
-            match=r"another run: the weights in memory were changed after they were loaded; save them, and load",
+            match=r"another run \(the weights in memory were changed after they were loaded; save them, and load",
         ):
             evaluate(diffusion, out=tmp_path, **SMALL)
     finally:

@@ -251,7 +251,5 @@ def test_a_tasks_arguments_become_settings(autoregressive, diffusion):
         lm._settings({"num_beams": 4})
     # settings that hang on the length wait for the task's own
     assert language_model(diffusion, steps=240, block=16)._settings({"max_gen_toks": 240})[0].steps == 240
-    with pytest.raises(CallError, match="batch_size: expected a whole number"):
-        language_model(diffusion, batch_size="auto")
     with pytest.raises(CallError, match="steps must not exceed length"):
         language_model(diffusion, length=8, steps=9)

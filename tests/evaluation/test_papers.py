@@ -13,16 +13,7 @@ from sinkscope.commands import reproduce
 from sinkscope.commands.reproduce import Reproduce, sink_tokens
 from sinkscope.errors import CallError
 from sinkscope.evaluation.cost import CHOICE_TOKENS, PROBLEMS, estimate
-from sinkscope.evaluation.papers import (
-    ACCURACY,
-    CHECKPOINTS,
-    LAB,
-    TASKS,
-    paper1,
-    paper2,
-    published_accuracy,
-    rules_for,
-)
+from sinkscope.evaluation.papers import ACCURACY, CHECKPOINTS, LAB, TASKS, paper1, paper2, published_accuracy, rules_for
 from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol
 from sinkscope.models.converting import convert
 from sinkscope.models.folding import fold
@@ -37,8 +28,6 @@ def test_rules_have_controls_and_llamas_decide_by_the_last_row():
     assert rules_for(True, [5], 1, ["random", "ranks"]) == (
         *("none", "top:5@last_row", "random:5@last_row,seed=0", "ranks:5@last_row"),
     )
-    with pytest.raises(CallError, match=r"controls: expected some of random, .* found 'magic'"):
-        paper1(controls=["magic"])
     for part in paper1():
         if part.name == "Table 1":
             protocol = find_protocol(CHECKPOINTS[part.model].family, part.model, part.task)
@@ -199,8 +188,6 @@ def test_a_folder_of_another_kind_than_its_name_is_refused(name, given, found, f
     with pytest.raises(CallError, match=f"--models {re.escape(f'{name}={folders[given]}')}: .* found {found}"):
         work("paper2", parts, tmp_path / "out")
     assert not (tmp_path / "out").exists(), "what the others take is hours"
-    with pytest.raises(CallError, match=r"expected a folder for qwen2.5-0.5b, found none"):
-        work("paper2", paper2("published"), tmp_path / "out")
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 import dataclasses
 import gzip
+import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -8,8 +11,9 @@ import pytest
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import Result, read_results
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results import summarise, write_results
+from sinkscope.evaluation.results import ResultItems, claim, locked, state_of, summarise, write_results
 from sinkscope.evaluation.tables import compare
+from sinkscope.runs.share import Share
 
 RESULT = Result(
     model="m",
@@ -88,7 +92,6 @@ def test_folders_without_results_and_damaged_files_are_named(tmp_path):
         (tmp_path / "caches", CallError, "found a comparison of caches"),
         (tmp_path / "half", EvaluationError, "is unfinished"),
         (broken(tmp_path / "cut", '{"format": 1,'), EvaluationError, "results.json: expected JSON, found "),
-        (broken(tmp_path / "new", '{"format": 2}'), EvaluationError, "expected results of format 1, found 2"),
         (broken(tmp_path / "row", '{"format": 1, "results": [{"n": 1}]}'), EvaluationError, "0.model: .*damaged"),
     ):
         with pytest.raises(kind, match=message):
@@ -114,3 +117,107 @@ def test_rows_of_other_weights_are_not_kept(tmp_path):
     write_results(tmp_path, [dataclasses.replace(RESULT, hide="top:1", weight_hash="of another model")])
     write_results(tmp_path, [RESULT])
     assert read_results(tmp_path) == [RESULT]
+
+
+RUN = {"format": 1, "model": {"name": "a", "weight_hash": "f0"}, "sampler": {"length": 8, "seed": 0}, "limit": None}
+
+
+def claimed(folder, **changes):
+    return claim(folder, {"run.json": {**RUN, **changes}})["run.json"]
+
+
+@pytest.fixture
+def items(tmp_path):
+    return ResultItems(tmp_path, "lab-arith", "none", "hash")
+
+
+def test_an_item_comes_back_as_it_went_in(items, tmp_path):
+    items.commit(17, {"text": "ä", "tokens": (1, 2), "correct": True})
+    assert items.read(17) == {"run": items.run, "index": 17, "text": "ä", "tokens": [1, 2], "correct": True}
+    assert items.read(16) is None and (tmp_path / "lab-arith" / "none" / "000017.json").exists()
+
+
+def test_a_damaged_item_is_set_aside_and_reported(items, caplog):
+    path = items.folder / "000003.json"
+    for damage in (lambda content: content[:-20], lambda content: content.replace(b"checksum", b"sum")):
+        items.commit(3, {"correct": False})
+        path.write_bytes(damage(path.read_bytes()))
+        assert items.read(3) is None
+        assert caplog.messages[-1].startswith(f"{path} is damaged or of another run; it is kept as 000003.json.damaged")
+        assert [file.name for file in items.folder.iterdir()] == ["000003.json.damaged"]
+
+
+def test_an_item_in_another_items_place_or_of_another_run_does_not_count(items, tmp_path):
+    items.commit(3, {"correct": True})
+    os.rename(items.folder / "000003.json", items.folder / "000004.json")
+    assert items.read(4) is None
+    items.commit(5, {"correct": True})
+    assert ResultItems(tmp_path, "lab-arith", "none", "other").read(5) is None
+
+
+def test_the_same_run_goes_on(tmp_path):
+    first = claimed(tmp_path, limit=5, problems=5)
+    assert claimed(tmp_path, model={"name": "b", "weight_hash": "f0"}) == first  # the same weights under another path
+    assert claimed(tmp_path, problems=9) == first
+    assert json.loads((tmp_path / "run.json").read_text()) == {**RUN, "problems": 9}
+    (tmp_path / "run.json").write_text("{")  # damaged: it is written anew
+    assert claimed(tmp_path) == first
+
+
+def test_another_run_is_refused_by_what_differs_before_anything_is_written(tmp_path):
+    claimed(tmp_path)
+    other = {**RUN, "model": {"name": "b", "weight_hash": "f1"}, "sampler": {"length": 16}, "limit": 5}
+    changes = "other weights; sampler.length: 8 → 16; sampler.seed: 0 → None"
+    with pytest.raises(CallError, match=rf"holds another run \({changes}\)"):
+        claim(tmp_path, {"task/task.json": {}, "run.json": other})
+    assert not (tmp_path / "task").exists()
+
+
+def test_an_item_written_among_fewer_is_to_be_done_again(items, tmp_path):
+    items.commit(4, {"beside": 2})
+    assert [items.read(4, beside) is not None for beside in (0, 1, 2, 3)] == [True, True, True, False]
+    assert [file.name for file in items.folder.iterdir()] == ["000004.json"]
+
+
+def test_two_processes_cannot_work_in_one_folder_and_a_killed_one_leaves_no_lock(tmp_path):
+    code = f"""
+import time
+from pathlib import Path
+from sinkscope.evaluation.results import locked
+with locked(Path({str(tmp_path)!r})):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(CallError) as error, locked(tmp_path):
+            pass
+        assert f"{tmp_path}: another process is evaluating into it (process {other.pid}); wait" in str(error.value)
+        other.send_signal(signal.SIGKILL)
+    with locked(tmp_path):
+        pass
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(CallError, match=r"holds files without a run.json \(thesis.tex …\)"), locked(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_shares_of_the_same_work_go_together_and_nothing_else(tmp_path):
+    busy = f"another process is evaluating into it .process {os.getpid()}.; wait for it or choose another folder"
+    assert state_of(tmp_path, Share(0, 2)) == (False, 0)
+    with locked(tmp_path, Share(0, 2)):
+        assert state_of(tmp_path, Share(0, 2))[0]
+        assert not state_of(tmp_path, Share(1, 2))[0]
+        for other in (Share(0, 2), Share(0, 1), Share(1, 3)):
+            with pytest.raises(CallError, match=busy), locked(tmp_path, other):
+                pass
+        with locked(tmp_path, Share(1, 2)):
+            assert state_of(tmp_path, Share(1, 2))[0]
+    last = state_of(tmp_path, Share(1, 2))[1]
+    with locked(tmp_path), pytest.raises(CallError, match=busy), locked(tmp_path, Share(1, 2)):
+        pass
+    with locked(tmp_path, Share(1, 2)):
+        assert state_of(tmp_path, Share(1, 2))[1] > last > 0

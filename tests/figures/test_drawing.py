@@ -119,10 +119,9 @@ def test_a_figure_for_a_column_of_a_paper_has_its_width_and_no_line_above(run, w
 # What cannot be drawn
 
 
-def test_a_wrong_figure_and_no_or_too_many_traces_are_refused(sudden, tmp_path):
+def test_a_wrong_figure_and_too_many_traces_are_refused(sudden, tmp_path):
     for traces, only, message in (
         ([sudden], ["none"], r"no figure 'none'; expected one of 1, 2, .*norms"),
-        ([], None, "expected at least one trace to draw"),
         ([sudden] * 5, None, "expected 1 to 4 traces side by side, found 5; name single ones, such as FOLDER/000000"),
     ):
         with pytest.raises(CallError, match=message):

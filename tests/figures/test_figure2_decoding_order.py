@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sudden import MASK, ORDER, PROMPT, STEPS
 
-from sinkscope.figures.figure2_decoding_order import COMMITTED, MASKED, NEW, STATES, rightward, states_of
+from sinkscope.figures.figure_steps import COMMITTED, MASKED, NEW, STATES, rightward, states_of
 from sinkscope.figures.incoming_attention import commits_of, last_canvas_of
 from sinkscope.figures.subject import FigureError, subject_of
 

@@ -10,7 +10,7 @@ import pytest
 from wandering import MASK, STEPS, wandering_columns, write_wandering
 
 from sinkscope.errors import TraceError
-from sinkscope.figures import Table, draw_figures, find_figures, page_numbers, write_page
+from sinkscope.figures import draw_figures, find_figures, page_numbers, write_page
 from sinkscope.figures.subject import subject_of
 from sinkscope.sinks import find_sinks, is_sink, track
 
@@ -52,7 +52,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(wandering, causal, compared):
-    table = Table("Hiding <sinks>", ["model", "exact"], [["org/planted", "12 of 50 & more"]], "Fifty problems.")
+    rows, names = [["org/planted", "12 of 50 & more"]], ("title", "columns", "rows", "caption")
+    table = dict(zip(names, ("Hiding <sinks>", ["model", "exact"], rows, "Fifty problems."), strict=True))
     command = "sinkscope demo --out demo"
     path = write_page([wandering, causal], compared.folder, figures=compared.paths, tables=[table], command=command)
     return SimpleNamespace(path=path, source=path.read_text(), parsed=Page(path.read_text()))

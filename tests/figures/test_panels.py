@@ -103,11 +103,10 @@ def test_a_map_is_the_one_given_or_the_one_stored(sudden, diffusion, tmp_path):
     np.testing.assert_array_equal(image_of(attention_map(trace, 2, 1, 3)), found)
 
 
-def test_a_layer_a_head_a_position_and_a_path_that_are_not_there_are_refused(wandering):
+def test_a_layer_a_head_and_a_path_that_are_not_there_are_refused(wandering):
     for call, message in (
         (lambda: incoming(wandering, layer=2), r"layer: expected 0 to 1, found 2"),
         (lambda: incoming(wandering, head=1), r"head: expected a layer with it, found head 1 alone"),
-        (lambda: token_column(wandering, 0, 0, POSITIONS), rf"position: expected 0 to {POSITIONS - 1}, found"),
         (lambda: incoming(wandering, 0, 0, excess=500), r"excess: 500 in queries can never hold here"),
         (lambda: incoming("nowhere"), "no trace at nowhere"),
     ):

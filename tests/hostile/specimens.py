@@ -36,8 +36,7 @@ def make_specimens(folder: Path) -> Path:
     from sinkscope.evaluation import evaluate
     from sinkscope.evaluation.cache_comparison import compare_caches, read_arms
     from sinkscope.lab.texts import LongText, make_corpus, open_corpus
-    from sinkscope.roles.head_roles import HeadRole, Roles
-    from sinkscope.roles.verdict import Estimate, Rules
+    from sinkscope.roles.head_roles import Estimate, HeadRole, Roles, Rules
     from sinkscope.traces.bundles import write_bundle
 
     train_checkpoint(RECIPE, folder / "model")

@@ -151,7 +151,7 @@ def test_the_heads_of_a_layer_are_known_before_it_runs(make):
     calls = [call for step in seen.calls for call in step.values()]
     assert {known[call.name] == call.query.shape[1] for call in calls} == {True}
     with (
-        pytest.raises(CallError, match=r"heads: layer 1 of the model has the heads 0…., found 1\.4"),
+        pytest.raises(CallError, match=r"layers or heads: layer 1 of the model has the heads 0…., found 1\.4"),
         HidePositions((0,), heads={(1, 4)})(network),
     ):
         pass

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -19,9 +20,10 @@ from sinkscope.interventions import (
     RowMatchedKeys,
     SameClassKeys,
 )
-from sinkscope.interventions.step_canvas import class_in
+from sinkscope.interventions.rule_context import FEW, class_in, excess_of, pool, rank_of, spread
+from sinkscope.sinks import excess_of as defined_excess
 from sinkscope.sinks import is_sink
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 
 LENGTH, K = 10, 3
 WRITE = {"length": LENGTH}
@@ -236,3 +238,43 @@ def test_a_likelihood_commits_nothing(diffusion):
         0 < effects[1].removed_share < effects[0].removed_share
         and (effects[0].hidden[:, 0] == effects[1].hidden[:, 0]).all()
     )
+
+
+VALUES = torch.tensor([[[2.0, 5.0, 5.0, 1.0, 5.0], [0.0, 0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]]])
+
+
+def test_only_candidates_are_ranked_first():
+    candidates = torch.tensor([[[True, False, True, True, False]]])
+    assert rank_of(VALUES, candidates)[0].tolist() == [[1, 3, 0, 2, 4], [0, 3, 1, 2, 4], [2, 3, 1, 0, 4]]
+
+
+def test_excess_is_that_of_the_definition():
+    columns = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0)) * 9
+    real = torch.ones(2, 7, dtype=torch.bool)
+    real[0, :2] = False
+    expected = defined_excess(np.where(real[:, None].expand_as(columns), columns, np.nan))
+    found = excess_of(columns, real)
+    assert_close(found[1], expected[1], terms=7, what="all")
+    assert_close(found[0, :, 2:], expected[0, :, 2:], terms=7, what="without padding")
+
+
+def test_heads_that_share_a_ranking_are_neighbours():
+    values = torch.arange(2 * 6 * 4.0).view(2, 6, 4)
+    assert torch.equal(pool(values, "head", 2), values)
+    assert torch.equal(pool(values, "kv_head", 2), torch.stack([values[:, :3].mean(1), values[:, 3:].mean(1)], 1))
+    assert torch.equal(pool(values, "layer", 2), values.mean(1, keepdim=True))
+    chosen = pool(values, "kv_head", 2) > 20
+    assert torch.equal(spread(chosen, 6), chosen[:, [0, 0, 0, 1, 1, 1]])
+    assert spread(chosen[:, :1], 6).shape == (2, 1, 4)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, FEW, FEW + 1])
+def test_the_first_ranks_are_those_of_the_whole_order(most):
+    source = torch.Generator().manual_seed(most)
+    values = torch.randint(0, 6, (3, 4, 11), generator=source).float()  # many ties
+    candidates = torch.rand(3, 1, 11, generator=source) < 0.4
+    candidates[0, 0, 1:] = False  # fewer than are asked for
+    whole, first = rank_of(values, candidates), rank_of(values, candidates, most)
+    asked = (whole < most) & candidates
+    assert torch.equal(first[asked.expand_as(first)], whole[asked.expand_as(whole)])
+    assert bool((first[~asked.expand_as(first)] >= most).all()) or most > FEW

@@ -11,8 +11,7 @@ from closeness import assert_close
 import sinkscope
 from sinkscope.attention import Watcher, subscribed
 from sinkscope.errors import CallError
-from sinkscope.recorder.drift_recorder import DriftRecorder
-from sinkscope.statistics.key_drift import CLASSES, MEASURES, drift_document, drift_table
+from sinkscope.recorder.drift_recorder import CLASSES, MEASURES, DriftRecorder, drift_document, drift_table
 
 PROMPTS = ["Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:", "Q: Tom has 9 apples.\nA:"]
 SETTINGS = {"length": 12, "block": 4, "steps": 6}

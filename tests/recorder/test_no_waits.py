@@ -23,7 +23,7 @@ QUEUED = """
     top:1@kv_head,keys=prompt top:1@queries=masked random:2@zero,keys=1-9
 """.split()
 WAITING = {
-    "class:1": {("interventions/step_canvas.py:make", "down"): 1},  # Python knows the classes of tokens
+    "class:1": {("interventions/rule_context.py:make", "down"): 1},  # Python knows the classes of tokens
     "top:1@clean": {
         ("attention/session.py:unhidden_pass", "one number"): 1,  # whether the canvas is known
         ("attention/hooks.py:run_again", "one number"): 1,  # whether it has padding

@@ -12,19 +12,19 @@ from closeness import assert_close, terms_of
 
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_token import VARIANTS
+from sinkscope.roles.head_roles import Rules
 from sinkscope.roles.probes import Probe, make_probes
-from sinkscope.roles.prompt_store import PromptStore
 from sinkscope.roles.removal import (
     REMOVALS,
     Removal,
     described_head,
     divergences,
+    look,
     measure_heads,
     measure_together,
     sinks_by_head,
 )
-from sinkscope.roles.sight import look
-from sinkscope.roles.verdict import Rules
+from sinkscope.runs.folder import Items
 
 sys.path.append(str(Path(__file__).parents[1] / "decoding"))
 
@@ -78,15 +78,16 @@ def test_every_family(family, tmp_path):
 def check_files(model, folder):
     """Write what is measured of a prompt, and read it back."""
     probes, rules = make_probes(model, PROMPT, canvases=1, length=8), Rules(excess=0.0, lasting=0.0)
-    heads, store = [(layer, 0) for layer in range(model.card.layers)], PromptStore(folder)
+    heads = [(layer, 0) for layer in range(model.card.layers)]
     found = {
         "choose": sinks_by_head(probes, model, rules),
         "judge": measure_heads(probes, heads, model, rules, REMOVALS, 0),
         "together": measure_together(probes, heads, model, rules, 0),
     }
     for kind, rows in found.items():
-        store.write(kind, 0, heads, len(probes), rows)
-        assert store.read(kind, 0, heads) == rows
+        stored = Items(folder / kind, "a run")
+        stored.commit(0, {"rows": rows})
+        assert stored.read(0)["rows"] == rows
     assert any("kl.sink" in row for row in found["judge"])
 
 

@@ -11,8 +11,8 @@ from _networks_by_hand import SETTINGS
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.roles import find, find_roles, read_roles
-from sinkscope.roles.prompt_store import open_store
 from sinkscope.runs.files import with_checksum
+from sinkscope.runs.folder import run_folder
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_file_that_is_damaged_or_of_another_place_is_measured_again(whole, dam
     shutil.copytree(folder, tmp_path / "found")
     damage(tmp_path / "found/judge/000003.json")
     assert find_roles(model, prompts, out=tmp_path / "found", **SETTINGS) == roles
-    assert len(caplog.messages) == 1 and "000003.json" in caplog.text and "is measured again" in caplog.text
+    assert len(caplog.messages) == 1 and "000003.json" in caplog.text and "is done again" in caplog.text
     assert (tmp_path / "found/judge/000003.json").read_bytes() == (folder / "judge/000003.json").read_bytes()
 
 
@@ -80,7 +80,8 @@ def test_another_run_is_refused(whole, tmp_path):
             find_roles(model, prompts, out=folder, **SETTINGS)
         weight.copy_(kept)
     identity = json.loads((folder / "run.json").read_text())
-    with open_store(folder, identity), pytest.raises(EvaluationError, match="another run is writing into it"):
+    writing = run_folder(folder, "run.json", identity, EvaluationError, "another run")
+    with writing, pytest.raises(EvaluationError, match="another run is writing into it"):
         find_roles(model, prompts, out=folder, **SETTINGS)
     (tmp_path / "file").write_text("")
     with pytest.raises(CallError, match=r"holds something else \(file …\), no run.json; choose a new"):

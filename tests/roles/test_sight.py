@@ -10,8 +10,7 @@ from closeness import assert_close, terms_of, tolerance
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from sinkscope.roles.probes import make_probes, predictions
-from sinkscope.roles.removal import Removal, divergences
-from sinkscope.roles.sight import look
+from sinkscope.roles.removal import Removal, divergences, look
 
 PROMPT = [5, 30, 31, 32, 40, 41, 7]
 

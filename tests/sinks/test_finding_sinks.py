@@ -12,9 +12,9 @@ from sinkscope.errors import CallError
 from sinkscope.interventions import HidePositions
 from sinkscope.sinks import excess_of, find_sinks, is_sink, last_query_window
 from sinkscope.statistics import summarise
-from sinkscope.statistics.answer_queries import AnswerMain
 from sinkscope.statistics.concentration import Evenness
 from sinkscope.statistics.groups import GroupSinks
+from sinkscope.statistics.movement import AnswerMain
 
 STEPS, LAYERS, HEADS, KEYS = 5, 2, 3, 14
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sinkscope.sinks import find_sinks
-from sinkscope.sinks.token_classes import CLASSES, class_of, text_of
+from sinkscope.sinks.definition import CLASSES, class_of, text_of
 from sinkscope.statistics import Threshold, summarise
 from sinkscope.statistics.composition import Composition, TokenShares, leading_tokens
 

@@ -5,8 +5,8 @@ from closeness import assert_close
 from planted import extras, make_trace, sink_at, values_at
 
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.answer_queries import AnswerMain
 from sinkscope.statistics.groups import LEAST_QUERIES, Groups, GroupSinks
+from sinkscope.statistics.movement import AnswerMain
 
 POINT = Threshold(3.0)
 

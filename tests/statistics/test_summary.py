@@ -8,7 +8,7 @@ from planted import dense_uniform, extras, make_trace, random_columns
 
 from sinkscope.errors import SinkscopeError
 from sinkscope.sinks import find_sinks, is_sink, main_sinks, track
-from sinkscope.sinks.token_classes import token_class
+from sinkscope.sinks.definition import token_class
 from sinkscope.statistics import EPSILONS, PromptSettings, Summary, analyse, document_of, summarise
 from sinkscope.statistics.step import PER_LAYER, histogram_edges
 

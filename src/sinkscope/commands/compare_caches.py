@@ -60,7 +60,7 @@ class CompareCaches(TaskCommand):
             return print_json(costs) if self.json else say(cost_table(costs))
         out = self.folder()
         import sinkscope
-        from sinkscope.figures.cache_figures import draw_accuracy_and_work
+        from sinkscope.figures.run_figures import draw_accuracy_and_work
         from sinkscope.runs.folder import claimed_folder
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)

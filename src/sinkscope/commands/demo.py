@@ -45,7 +45,7 @@ class Demo(Command):
         """Record each model, hide its largest keys, draw figures; print a sentence a model and the paths of the pages."""
         import sinkscope
         from sinkscope.evaluation.text_likelihood import text_likelihood
-        from sinkscope.figures import Table, draw_figures, write_page
+        from sinkscope.figures import draw_figures, write_page
         from sinkscope.figures.explorer import explore
         from sinkscope.figures.page import EXPLORER, REPORT
         from sinkscope.traces import claim_folder
@@ -91,7 +91,7 @@ class Demo(Command):
             missing: list[str] = []
             figures = draw_figures(traces, out / "figures", compare=len(traces) > 1, say=missing.append)
             columns = ["model", "hidden", "nats a token", "more", "attention removed", "writes"]
-            tables = [Table("What hiding the main sink does", columns, rows, CAPTION)]
+            tables = [{"title": "What hiding the main sink does", "columns": columns, "rows": rows, "caption": CAPTION}]
             command = f"sinkscope demo --out {out}"
             explore(traces).write_page(out / EXPLORER)
             page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)

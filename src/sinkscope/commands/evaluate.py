@@ -40,7 +40,7 @@ class Evaluate(TaskCommand):
         from sinkscope.evaluation.running import run_in_jobs, run_share
         from sinkscope.evaluation.tables import write_table
         from sinkscope.interventions import split_rules
-        from sinkscope.interventions.rules import canonical_rule
+        from sinkscope.interventions.intervention import canonical_rule
 
         if not self.jobs:
             self.refuse("cluster job_options", "without --jobs")

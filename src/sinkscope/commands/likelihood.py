@@ -39,7 +39,7 @@ class Likelihood(Command):
 
     def run(self) -> None:
         from sinkscope.evaluation.text_likelihood import read_texts, text_likelihood
-        from sinkscope.interventions.rules import split_rules
+        from sinkscope.interventions.intervention import split_rules
         from sinkscope.models import load
 
         texts, rules = read_texts(self.text), split_rules(self.hide)

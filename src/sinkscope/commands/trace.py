@@ -163,7 +163,7 @@ class Trace(Command):
 
     def _record(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, keep: str) -> None:
         """Write one trace a prompt, then the single maps that were asked for."""
-        from sinkscope.interventions.rules import canonical_rule
+        from sinkscope.interventions.intervention import canonical_rule
 
         hide, places = canonical_rule(self.hide), [] if self.keep_maps is None else read_places(self.keep_maps)
         kept = {"numbered": self.prompts is not None, "top": self.top}
@@ -183,8 +183,8 @@ class Trace(Command):
 
     def _record_drift(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
         """Measure the drift of keys and values over all prompts, and draw it."""
-        from sinkscope.figures.cache_figures import draw_drift
-        from sinkscope.statistics.key_drift import drift_table
+        from sinkscope.figures.run_figures import draw_drift
+        from sinkscope.recorder.drift_recorder import drift_table
         from sinkscope.traces.format import DRIFT
 
         self._generate(model, prompts, settings, rule, self.keep)
@@ -231,7 +231,7 @@ def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hi
     """
     import sinkscope
     from sinkscope.decoding import described
-    from sinkscope.interventions.rules import canonical_rule
+    from sinkscope.interventions.intervention import canonical_rule
     from sinkscope.models.fingerprints import fingerprints
     from sinkscope.progress import show_progress
     from sinkscope.recorder.destinations import StatisticsDestination, merge_statistics

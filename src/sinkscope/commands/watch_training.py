@@ -38,7 +38,7 @@ class WatchTraining(Command):
     def run(self) -> None:
         from sinkscope.emergence import open_emergence
         from sinkscope.emergence.history import MANIFEST, check_collection
-        from sinkscope.figures.emergence_curves import FILE, draw_emergence
+        from sinkscope.figures.run_figures import FILE, draw_emergence
         from sinkscope.runs.folder import claimed_folder
 
         expect_one_process("watch-training")
@@ -93,7 +93,7 @@ def _name_of(run: Path) -> str:
 
 def as_plain(run: Any) -> dict[str, Any]:
     """Return a run's curves as plain values: of each moment its losses, and of each head the means over canvases."""
-    from sinkscope.figures.emergence_curves import LOSSES, PANELS
+    from sinkscope.figures.run_figures import LOSSES, PANELS
 
     moments = []
     for moment, update in enumerate(run.updates):

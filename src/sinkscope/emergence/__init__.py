@@ -1,6 +1,4 @@
-"""Emergence: how sinks are born while a network is trained. The names are in ``__init__.pyi``; they are imported when
-first used.
-"""
+"""Emergence: how sinks are born while a network is trained; names are in ``__init__.pyi``, imported when first used."""
 
 from sinkscope.lazy_names import attach
 

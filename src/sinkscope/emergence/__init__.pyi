@@ -2,4 +2,4 @@
 
 from .moment import HeldOut as HeldOut, hold_out as hold_out, measure as measure
 from .history import Emergence as Emergence, Moment as Moment, open_emergence as open_emergence
-from .watch import TrainingWatch as TrainingWatch
+from .moment import TrainingWatch as TrainingWatch

@@ -64,10 +64,7 @@ class Emergence:
 
     def stacked(self, name: str) -> np.ndarray:
         """Return one array of all moments, [moment, …]."""
-        arrays = [getattr(moment, name) for moment in self.moments]
-        if any(array is None for array in arrays):
-            raise CallError(f"name: {name} was not measured at every moment; measure with roles=True")
-        return np.stack(arrays)
+        return np.stack([getattr(moment, name) for moment in self.moments])
 
     @property
     def shares(self) -> Float[np.ndarray, "moment layer head"]:
@@ -130,8 +127,6 @@ def open_emergence(folder: str | Path) -> Emergence:
         raise TrainingError(f"{path}: {expected}, found something else")
     compare_checksum(manifest, path, TrainingError)
     found, moments = measured_updates(folder), []
-    if not found:
-        raise CallError(f"{folder}: expected a moment (update-….safetensors), found none; the run has not measured yet")
     canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
     shapes = {name: canvases if name.startswith("loss") else canvases + by_head for name in ARRAYS} | {"role": by_head}
     for update, path in found.items():

@@ -1,23 +1,31 @@
-"""Held-out canvases, always the same ones, and what the sinks of a network look like on them at one moment."""
+"""Held-out canvases, and the sinks of a network on them at one moment, or while it is trained (`TrainingWatch`)."""
 
-from collections.abc import Sequence
+import hashlib
+import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 
-from sinkscope.emergence.history import Moment
-from sinkscope.errors import CallError, ModelError
+from sinkscope.emergence import history
+from sinkscope.emergence.history import DAMAGED, FORMAT, MANIFEST, WEIGHTS, Moment, write_moment
+from sinkscope.errors import CallError, ModelError, TrainingError
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, expect_model
 from sinkscope.models.devices import own_defaults
-from sinkscope.models.loading import IN_MEMORY
+from sinkscope.models.fingerprints import hash_memory
+from sinkscope.models.loading import IN_MEMORY, model_of
 from sinkscope.roles import ROLES, Probe, find_roles_on
+from sinkscope.roles.find import check_halves
+from sinkscope.roles.head_roles import Rules
 from sinkscope.roles.probes import check_probe, predictions
-from sinkscope.roles.sight import look
-from sinkscope.roles.verdict import Rules
+from sinkscope.roles.removal import look
+from sinkscope.runs.files import compare_sealed
+from sinkscope.runs.folder import run_folder
 
 FIRST_READ = 64  # queries of an autoregressive model that are not judged: they see few keys, which take much of each
 MASKED = 0.5  # share of the tokens of a canvas that are masked for a diffusion model
@@ -40,10 +48,8 @@ def hold_out(
     shift: bool = False,
     seed: int = 0,
 ) -> list[HeldOut]:
-    """Return canvases with their readers: for a diffusion model with half of what is ``predictable`` masked.
-
-    Without a ``mask_id`` queries of an autoregressive model from the 64th on, or the last three quarters, read; with
-    ``shift`` a masked token is read one place to its left. CallError where nothing can be predicted.
+    """Return canvases with their readers: with half of what is ``predictable`` masked; without a ``mask_id`` queries
+    from the 64th on, or the last three quarters; with ``shift`` one place to the left. CallError without a reader.
     """
     found = []
     free_places = predictable if predictable is not None else [np.ones(len(canvas), bool) for canvas in tokens]
@@ -85,17 +91,16 @@ def check_canvases(model: Model, canvases: Sequence[HeldOut]) -> None:
         check_probe(model, one.probe, f"canvas {number}")
         if not any(holds(one, shift) for shift in shifts):
             needed = "mask_id=None" if causal else f"mask_id={mask}" + (f", shift={shifts[0]}" if known else "")
-            found = f"of shift={not shifts[0]}" if not causal and holds(one, not shifts[0]) else "with other masks"
             kind = "an autoregressive model" if causal else "a diffusion model"
-            expected = f"canvas {number}: expected one of hold_out(…, {needed}), because {model.card.name} is {kind}"
-            raise CallError(f"{expected}, found one {found}")
+            expected = f"expected one of hold_out(…, {needed}), because {model.card.name} is {kind}"
+            raise CallError(f"canvas {number}: {expected}, found one of other masks or another shift")
 
 
 @own_defaults()
 @torch.no_grad()
 def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False) -> Moment:
     """Measure the sinks of a network on held-out canvases, with ``roles`` also what each does, at a hundred times the
-    cost; the network and torch's random state are left as they are. Raises ModelError where training has diverged.
+    cost; leaves network and random state as they are. ModelError where training has diverged.
     """
     expect_model(model, unwatched=True)
     check_canvases(model, canvases)
@@ -141,3 +146,85 @@ def _of_canvas(model: Model, one: HeldOut) -> dict[str, Any]:
         "output_ratio": over_median(sight.output_norms),
         "sinks": sight.sinks(Rules().excess).sum(-1).astype(np.int32),
     }
+
+
+class TrainingWatch:
+    """Measures a network at chosen updates and keeps each moment in a folder; one of other weights is measured again.
+
+    Args:
+        network: a transformers Llama or Qwen2, causal or with ``is_causal`` False.
+        canvases: of `hold_out`; the same for every moment.
+        out: the folder; `open_emergence` reads it. CallError for that of another run.
+        every: measures after each so many updates; or at ``updates``, 0 for the untrained network.
+        weights: checksums of the files of the weights; moments of others in the folder are refused.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        canvases: Sequence[HeldOut],
+        out: str | Path,
+        *,
+        every: int | None = None,
+        updates: Collection[int] = (),
+        roles: bool = False,
+        name: str = "network",
+        weights: tuple[str, ...] = (),
+    ) -> None:
+        if (every is None) == (not updates):
+            raise CallError(f"expected every or updates, found every={every} and {len(updates)} updates")
+        self._model, self._canvases, self._out = model_of(network, name=name), canvases, Path(out)
+        self._every, self._updates, self._roles, self._weights = every, frozenset(updates), roles, weights
+        check_canvases(self._model, canvases)
+        if roles:
+            check_halves([one.probe for one in canvases])
+        arrays = (array for one in canvases for array in (one.probe.tokens, one.probe.readers, one.targets))
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() + b"|" for array in arrays))
+        self._identity = {  # must be the same for a run to go on
+            "format": FORMAT,
+            "name": name,
+            "causal": self._model.family.causal,
+            "layers": self._model.card.layers,
+            "heads": self._model.card.heads,
+            "canvases": len(canvases),
+            "canvases_sha256": digest.hexdigest(),
+        }
+        with self._opened():  # before the training begins
+            pass
+
+    def _opened(self) -> Any:
+        return run_folder(self._out, MANIFEST, self._identity, TrainingError, "another run")
+
+    def __call__(self, update: int) -> bool:
+        """Measure the network after so many updates if it is to be and has not been; return whether it was."""
+        if update % self._every if self._every is not None else update not in self._updates:
+            return False
+        in_memory = None if self._weights else hash_memory(self._model.network)
+        with self._opened():
+            path = self._out / f"update-{update:06d}.safetensors"
+            about = compare_sealed(path, TrainingError, DAMAGED) if path.exists() else None
+            if about is not None and self._weights and about.get(WEIGHTS) not in self._weights:
+                raise CallError(f"{path}: expected the moment of these weights, found others; choose another folder")
+            if about is not None and in_memory is not None and about.get(history.IN_MEMORY, in_memory) != in_memory:
+                again = f"{self._out} held update {update} of other weights, so it is measured again; moments of later "
+                again += "updates there are of the other training until this one comes to them"
+                warnings.warn(again, RuntimeWarning, stacklevel=2)
+            elif about is not None and (not self._roles or about.get(history.ROLES) == "True"):
+                return False
+            moment = measure(self._model, self._canvases, roles=self._roles)
+            write_moment(path, update, moment, {WEIGHTS: next(iter(self._weights), None), history.IN_MEMORY: in_memory})
+        return True
+
+    def trainer_callback(self) -> Any:
+        """Return a callback for transformers' Trainer: it measures before the first step and after each chosen one."""
+        from transformers import TrainerCallback
+
+        watch = self
+
+        class Callback(TrainerCallback):
+            def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+                watch(state.global_step)
+
+            on_step_end = on_train_begin
+
+        return Callback()

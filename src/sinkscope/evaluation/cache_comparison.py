@@ -1,14 +1,10 @@
-"""`compare_caches` answers the same problems under several cache policies; after a kill the same call resumes.
+"""`compare_caches` answers the same problems under several cache policies, in turns; after a kill the call resumes.
 
-The policies take turns at each batch, in one process, so that the machine's other work falls on all of them alike. The
-folder is one of `results_folder`, with a folder of items for each policy, and ``caches.json``.
+Rules fixed beforehand: a policy is *within a point* where the lower end of the 95 % interval of its accuracy minus
+plain sampling's, paired by problem, lies above −1 point. Whether sinks are to be read is decided by ``keep=top`` minus
+``keep=no-sinks`` (the largest columns with and without sinks, at an equal budget):
 
-Rules that were fixed beforehand: a policy is *within a point* where the lower end of the 95 % interval of its accuracy
-minus plain sampling's, paired by problem, lies above −1 point. Two policies that differ in nothing else decide whether
-sinks are to be read: ``keep=top`` (the largest columns, sinks among them) and ``keep=no-sinks`` (the largest columns
-that are no sinks), at an equal budget. The verdict, by the interval of the first minus the second:
-
-keep        it lies above 0
+keep        the interval lies above 0
 filter      it lies below 0
 discount    neither, and it lies within ±2 points: that a key is a sink says nothing
 undecided   otherwise
@@ -28,7 +24,7 @@ from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import LikelihoodSettings
 from sinkscope.evaluation.cost import AT_MOST, CARD, Card, cost_document
 from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, p_text, paired_difference, wilson_interval
-from sinkscope.evaluation.results_folder import locked, write_json
+from sinkscope.evaluation.results import locked, write_json
 from sinkscope.evaluation.running import Batch, describe_run, open_batches, reseeded, work_through, written_text
 from sinkscope.evaluation.task_plans import Request, TaskPlan, family_and_shape, make_plans, parts_of
 from sinkscope.models import Model, expect_model
@@ -42,7 +38,6 @@ PARALLEL = ("threshold", "factor")
 """Settings of a sampler that decode in parallel, which is no cache."""
 POINT = 0.01
 PLAIN = "none"
-"""The text of plain sampling."""
 Items = Sequence[Mapping[str, Any]]
 NOTES = (
     "Accuracy with Wilson's 95 % interval; difference: minus plain sampling in points, paired by problem, Tango's 95 % "
@@ -77,10 +72,7 @@ class Arm:
 
 
 def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
-    """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, each once, plain sampling first.
-
-    ``budgets`` are numbers of keys for policies whose text leaves this open, an arm each.
-    """
+    """Return the arms of a text such as ``fast-dllm-dual,none@threshold=0.9``, plain first, and an arm a budget."""
     known, pieces = ("none", *known_caches()), list[str]()
     for piece in filter(None, map(str.strip, text.split(","))):
         if pieces and piece.partition(":")[0].partition("@")[0] not in known and "=" in piece:
@@ -106,10 +98,7 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
 def compare_caches(
     model: Model, *, arms: Sequence[Arm], out: Path | str, batch: int = 16, progress: bool = True, **asked: Any
 ) -> dict[str, Any]:
-    """Compare cache policies on tasks, and return the document that is written to ``caches.json``.
-
-    ``arms`` are from `read_arms`; ``asked`` are fields of `Request` but rules, settings without those that an arm has.
-    """
+    """Compare cache policies on tasks: ``arms`` of `read_arms`, ``asked`` of `Request`; return ``caches.json``."""
     expect_model(model, unhidden=True)
     expect_one_process("compare-caches")
     request = Request(**asked)

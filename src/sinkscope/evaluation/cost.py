@@ -20,11 +20,9 @@ PROBLEMS = dict.fromkeys(("gsm8k", "gsm8k_cot", "gsm8k_two_pass", "lab-arith"), 
 PROBLEMS |= dict.fromkeys(("humaneval", "humaneval_instruct", "lab-code"), 164)
 PROBLEMS |= {"arc_easy": 2376, "arc_challenge": 1172, "hellaswag": 10042, "piqa": 1838, "race": 1045}
 PROBLEMS |= {"social_iqa": 1954, "lambada": 5153, "lambada_openai": 5153, "lab-sums": 303}
-"""Number of problems of each task."""
 TEXT_TOKENS = {"gsm8k": (80, 155), "gsm8k_cot": (75, 75), "gsm8k_two_pass": (140, 0)}
 TEXT_TOKENS |= {"humaneval": (150, 0), "humaneval_instruct": (320, 0)}
 TEXT_TOKENS |= {"lab-arith": (45, 44), "lab-code": (35, 34), "lab-sums": (24, 44)}
-"""Typical tokens of a question, and of a shot."""
 CHOICE_TOKENS = {"arc_easy": (30, 4, 5), "arc_challenge": (35, 4, 7), "hellaswag": (75, 4, 25), "piqa": (25, 2, 20)}
 CHOICE_TOKENS |= {"race": (450, 4, 8), "social_iqa": (35, 3, 6), "lambada": (80, 1, 2), "lambada_openai": (80, 1, 2)}
 """Typical tokens of a context, the number of choices, and typical tokens of a choice."""

@@ -44,11 +44,8 @@ _log = logging.getLogger(__name__)
 class SinkscopeLM(TemplateLM):
     """A model of sinkscope for lm-eval, with or without hidden keys.
 
-    Args:
-        hide: a rule; commas between its options are written as semicolons, since lm-eval splits arguments at commas.
-        batch_size: number of prompts, or masked canvases, in a batch; there are no automatic ones.
-        method, samples, likelihood_guidance: for likelihoods of diffusion models, see `choices.LikelihoodSettings`.
-        settings: of the family's sampler; they override a task's own, ``length`` its ``max_gen_toks``.
+    ``hide``: a rule, semicolons for commas, at which lm-eval splits; ``batch_size``: of prompts or masked canvases;
+    ``method``, ``samples``, ``likelihood_guidance``: see `LikelihoodSettings`; ``settings``: override a task's own.
     """
 
     def __init__(
@@ -66,8 +63,6 @@ class SinkscopeLM(TemplateLM):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if not str(batch_size).isdigit():
-            raise CallError(f"batch_size: expected a whole number, found {batch_size!r}; none is automatic")
         self.share = share_of_process()
         device = own_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
         self.model = pretrained if isinstance(pretrained, Model) else load(pretrained, dtype=dtype, device=device)

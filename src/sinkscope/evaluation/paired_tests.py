@@ -40,13 +40,10 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean of paired differences.
+    """A mean of ``n`` paired differences as shares (0.01 is a point), with its 95 % interval; discordant: that differ.
 
-    Attributes:
-        n, discordant: pairs, and those whose runs differ.
-        mean, low, high: the difference and its 95 % interval, as shares (0.01 is a point).
-        p_value: two-sided, exact, over all assignments of the runs within each problem; McNemar's test for two runs.
-        p_margin: two-sided, of a true loss of 2 points, by the score of which the interval is made.
+    p_value: two-sided, exact, over all assignments of the runs within each problem; McNemar's test for two runs.
+    p_margin: two-sided, of a true loss of 2 points, by the score of which the interval is made.
     """
 
     n: int
@@ -88,11 +85,8 @@ def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Diffe
 
 
 def against_controls(one: Sequence[int], others: Sequence[Sequence[int]], sign: int = 1) -> Difference:
-    """Return accuracy with sinks hidden minus that under controls, averaged over their seeds; −1 turns the sign around.
-
-    The unhidden run cancels: (sink − none) − mean(control − none) = sink − mean(control), problem by problem. The
-    interval is Agresti and Min's (2005), Wald's with two more problems, each half gained and half lost, whose cells are
-    averaged over the seeds; with one seed Tango's.
+    """Return accuracy with sinks hidden minus that under controls, mean over seeds; −1 turns the sign around. Agresti
+    and Min's interval (2005): Wald's with two more problems, each half gained, half lost; of one seed Tango's.
     """
     if len(others) == 1:
         return paired_difference(*(one, others[0])[::sign])

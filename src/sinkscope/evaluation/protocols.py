@@ -1,8 +1,4 @@
-"""Protocols: the settings under which published models were evaluated, one frozen `Protocol` each.
-
-Models are recognised by family and name. A source says which settings are assumed, where the publication does not state
-them. Settings of the call override a protocol.
-"""
+"""The settings under which published models were evaluated, and which of them are assumed; the call's override them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +11,7 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True)
 class Protocol:
-    """The published settings of one kind of checkpoint (see `variant_of`) on one task, the default one first.
-
-    ``chat``: the prompt goes through the chat template, each shot as a pair of turns. ``published``: accuracy, 0…1.
-    """
+    """The published settings of one kind of checkpoint (`variant_of`) on one task; ``published``: accuracy, 0…1."""
 
     family: str
     variant: str

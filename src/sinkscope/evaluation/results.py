@@ -1,23 +1,161 @@
-"""Results of evaluations: frozen records and their file. This module loads neither torch nor transformers."""
+"""Results of evaluations, and their folder: one JSON file a problem, each written whole. This loads no torch.
 
-import gzip
+run.json                      the model and the versions of the libraries; another run is refused
+lock.0-of-1, lock.2-of-4 …    held by the processes at work; the system releases them when a process dies
+lab-arith/task.json           how the task is asked: sampler, shots, data; another one is refused
+lab-arith/none/000017.json    one problem under one rule, with everything needed to audit it, and a checksum
+results.json, .json.gz        written at the end; compressed, for a repository
+"""
+
+import contextlib
 import json
+import os
 import re
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results_folder import COMPRESSED, RESULTS, RUN, TASK, ResultItems, hash_claim, write_json
-from sinkscope.runs.files import compare_checksum, parse_json, read_object, validated, with_checksum
-from sinkscope.runs.folder import EVALUATION, kind_of_run
+from sinkscope.runs.files import (
+    checksum_of,
+    compare_checksum,
+    json_text,
+    read_json_object,
+    read_object,
+    validated,
+    with_checksum,
+)
+from sinkscope.runs.folder import (
+    EVALUATION,
+    FINGERPRINTS,
+    WEIGHTS,
+    Items,
+    changed_fingerprint,
+    difference_in_words,
+    differences,
+    exclusive,
+    kind_of_run,
+    made_folder,
+    write_json,
+)
+from sinkscope.runs.share import ALL, Share
+
+RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
+COMPRESSED = f"{RESULTS}.gz"
+CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write run.json
+AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
+
+
+@contextmanager
+def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
+    """Make the folder, and keep other processes out while the body runs, except those with other shares of the work."""
+    import fcntl  # not on Windows, where results can still be read
+
+    with made_folder(folder), contextlib.ExitStack() as stack:
+        run = read_object(folder / RUN) if (folder / RUN).exists() else None
+        strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
+        holds = f"files without a {RUN} ({strange[0]} …)" if strange and not (folder / RUN).exists() else ""
+        if run is not None and kind_of_run(run) != kind:
+            holds = f"another run: expected {kind}, found {kind_of_run(run)}"
+        if holds:  # before a lock is left in it
+            raise CallError(f"{folder} holds {holds}; choose another or an empty folder")
+        with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
+            mine = _lock_path(folder, share)
+            own = stack.enter_context(mine.open("a+"))
+            others = [one for one in folder.glob(f"{LOCK}.*-of-*") if not one.name.endswith(f"-of-{share.count}")]
+            if (busy := next(filter(_is_held, [*others, mine]), None)) is not None:
+                who = f"another process is evaluating into it (process {busy.read_text().strip()})"
+                raise CallError(f"{folder}: {who}; wait for it or choose another folder")
+            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            own.truncate(0)
+            own.write(f"{os.getpid()}\n")
+            own.flush()
+        yield
+
+
+def state_of(folder: Path, share: Share) -> tuple[bool, int]:
+    """Return whether a process holds a share, and when one last took it, in nanoseconds; 0 if none ever did."""
+    path = _lock_path(folder, share)
+    with exclusive(folder / CLAIM, EvaluationError):
+        return (_is_held(path), path.stat().st_mtime_ns) if path.exists() else (False, 0)
+
+
+def _lock_path(folder: Path, share: Share) -> Path:
+    return folder / f"{LOCK}.{share.index}-of-{share.count}"
+
+
+def _is_held(path: Path) -> bool:
+    import fcntl
+
+    try:
+        with path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Write the descriptions of a run, or refuse those of another one, before one is written; return their hashes."""
+    with exclusive(folder / CLAIM, EvaluationError):
+        mine = {name: json.loads(json.dumps(content)) for name, content in contents.items()}
+        theirs = {name: read_object(folder / name) for name in mine}
+        for name, found in theirs.items():
+            if found is not None:
+                _compare((folder / name).parent, found, mine[name])
+        for name, content in mine.items():
+            amounts = {one: content[one] for one in AMOUNTS if one in content}
+            content = {**(theirs[name] or content), **amounts}
+            if content != theirs[name]:
+                write_json(folder / name, content)
+    return {name: hash_claim(content) for name, content in mine.items()}
+
+
+def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    changed = changed_fingerprint(theirs, mine)
+    ignored = ["model.config_hash"]  # `fingerprints` has it
+    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):
+        ignored.append("model.weight_hash")  # weights that are in no file
+    changes = [
+        difference_in_words(name, old, new, "{name}: {old} → {new}")
+        for name, old, new in differences(_identity(theirs), _identity(mine))
+        if name not in ignored
+    ]
+    if changes or changed is not None:
+        what = "; ".join(changes) or changed
+        raise CallError(f"{folder} holds another run ({what}); choose another folder or its settings")
+
+
+def hash_claim(content: Mapping[str, Any]) -> str:
+    """Return the hash of `claim`, which neither the path of the model nor the number of problems changes."""
+    return checksum_of(_identity(content))
+
+
+def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description without amounts, fingerprints, and the path of the model, whose weights may move."""
+    plain = {key: value for key, value in content.items() if key not in (*AMOUNTS, *FINGERPRINTS)}
+    if "model" in plain:
+        plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}
+    return plain
+
+
+class ResultItems(Items):
+    """The items of one task under one rule, one a problem; ``run`` are hashes of `claim`: other runs' do not count."""
+
+    def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
+        name = re.sub(r"[^\w.+-]", "-", hide)
+        name = name if len(name) < 100 else name[:80] + checksum_of({"hide": hide})[:16]
+        super().__init__(folder / task / name, checksum_of({"run": run, "task": task, "hide": hide}))
+
+    def commit(self, index: int, item: Mapping[str, Any]) -> None:
+        super().commit(index, json.loads(json_text(item)))
+
 
 FORMAT = 1
 RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
-"""The text of a rule that hides K keys: word, K, options."""
 _RULES = {"none": None, "top": None, "ranks": False} | dict.fromkeys(
     ("random", "mass", "rowmass", "persistent", "class"), True
 )
@@ -28,18 +166,15 @@ AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one model on one task under one rule of hiding.
+    """The result of one model on one task under one rule of hiding, ``none`` without.
 
     Attributes:
-        hide: rule that hid keys; ``none`` is the unchanged model.
         interval: Wilson's 95 % interval of the accuracy over problems; it holds for this one checkpoint.
-        settings: of the sampler, with ``shots`` and ``batch``.
-        weight_hash, config_hash: of the model, see `models.ModelCard`; the second is empty in older results.
-        protocol: name and source of the published settings; None where settings were given or are the lab's.
+        settings: of the sampler, with ``shots`` and ``batch``; protocol: name and source, None where it was not used.
+        weight_hash, config_hash: of the model, see `models.ModelCard`; data: of problems and shots; empty in old ones.
         measures: accuracy by every published measure of the task; empty for the lab's.
         removed_share, removed_share_committed, hit_rate: see `Effect`, mean over problems; None where undefined.
         without_effect: rules that hid nothing in any problem, and why.
-        data: hash of the task's problems and shots; empty in older results.
         outcomes: one character for each problem, in order: 1 correct, 0 not. Runs are compared problem by problem.
         not_enforced: protections of the sandbox that the system refused, see `sandbox.ProgramResult`.
         seconds: time for writing and scoring, summed over problems.
@@ -100,8 +235,6 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     results, missing = [], 0
     for task, hide in wanted:
         asked = read_object(folder / task / TASK)
-        if run is None or asked is None:
-            raise EvaluationError(f"{folder} is damaged or not begun; {again}")
         stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch, model = asked["problems"], run["batch"], run["model"]
         read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
@@ -141,7 +274,19 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
 
 def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder; an error for one that is none, or is unfinished."""
-    return [one for folder in folders for one in _read_folder(Path(folder))]
+    results: list[Result] = []
+    for folder in map(Path, folders):
+        path, compressed = folder / RESULTS, folder / COMPRESSED
+        path = path if path.exists() or not compressed.exists() else compressed
+        if not path.exists():
+            found = kind_of_run(read_object(folder / RUN) or {})
+            if found != EVALUATION:
+                raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {found}")
+            raise EvaluationError(f"{folder} is unfinished; run the same `sinkscope evaluate` again")
+        document = read_json_object(path, EvaluationError, AGAIN)  # plain or in gzip
+        compare_checksum(document, path, EvaluationError, AGAIN)
+        results += validated(list[Result], document.get("results"), path, EvaluationError, AGAIN)
+    return results
 
 
 def cell_of(result: Result) -> str:
@@ -177,23 +322,3 @@ def hides_k(word: str) -> bool:
 
     kind = known_rules().get(word)
     return kind is not None and not kind.control and kind.rule == f"{word}:K"
-
-
-def _read_folder(folder: Path) -> list[Result]:
-    path, compressed = folder / RESULTS, folder / COMPRESSED
-    path = path if path.exists() or not compressed.exists() else compressed
-    if not path.exists():
-        found = kind_of_run(read_object(folder / RUN) or {})
-        if found != EVALUATION:
-            raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {found}")
-        raise EvaluationError(f"{folder} is unfinished; run the same `sinkscope evaluate` again")
-    try:
-        content = gzip.decompress(path.read_bytes()) if path == compressed else path.read_bytes()
-        document = parse_json(content, str(path), EvaluationError, AGAIN)
-        if document["format"] != FORMAT:
-            raise EvaluationError(f"{path}: expected results of format {FORMAT}, found {document['format']!r}")
-        results = validated(list[Result], document["results"], path, EvaluationError, AGAIN)
-        compare_checksum(document, path, EvaluationError, AGAIN)
-    except (OSError, EOFError, zlib.error, KeyError, TypeError) as error:
-        raise EvaluationError(f"{path}: {error}; {AGAIN}") from error
-    return results

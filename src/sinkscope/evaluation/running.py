@@ -1,7 +1,6 @@
 """`evaluate` scores a model on tasks and writes the results into a folder; after a kill the same command resumes.
 
-Neighbouring prompts form left-padded batches, whatever the number of processes. An unfinished batch is computed
-again as a whole, so that padding and rounding are those of an uninterrupted run.
+Neighbours form left-padded batches, computed again as a whole, so padding and rounding are as if uninterrupted.
 """
 
 import logging
@@ -24,8 +23,7 @@ from sinkscope.decoding.caches.reader import check_model
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.results import Result, collect
-from sinkscope.evaluation.results_folder import RUN, TASK, ResultItems, claim, locked, state_of
+from sinkscope.evaluation.results import RUN, TASK, Result, ResultItems, claim, collect, locked, state_of
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, Rule, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model, load
@@ -45,7 +43,6 @@ MINUTES = {"slurm": 24 * 60, "local": 365 * 24 * 60}
 _log = logging.getLogger(__name__)
 
 Items = Iterator[tuple[int, dict[str, Any]]]
-"""Number and item of problems."""
 
 
 @dataclass(frozen=True)
@@ -242,10 +239,7 @@ def written_text(model: Model, plan: TaskPlan, generation: Generation) -> str:
 
 
 def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> str:
-    """Return the text of an answer, int64 [position], as lm-eval's tasks read it: before the first EOS or stop string.
-
-    A stop string that is a special token ends the answer as a token, since special tokens are left out of the text.
-    """
+    """Return an answer's text before the first EOS or stop string; one that is a special token ends it as a token."""
     known = model.tokenizer.get_added_vocab()
     ends = {known[stop] for stop in stops if stop in known} | set(model.card.ends)
     ids: list[int] = answer.tolist()
@@ -322,10 +316,8 @@ def run_in_jobs(
             for index in range(jobs):
                 running.append(executor.submit(run_share, model, device, dtype, dict(arguments), Share(index, jobs)))
         failed = [(job.job_id, error) for job in running if (error := job.exception()) is not None]
-    except (NameError, TypeError, ValueError, AssertionError) as error:
+    except (NameError, TypeError, ValueError, AssertionError, OSError, RuntimeError) as error:
         raise CallError(f"--jobs, --job-options: submitit refuses {cluster} with {parameters}: {error}") from error
-    except (OSError, RuntimeError) as error:
-        raise EvaluationError(f"the jobs could not be submitted on {cluster} ({error}); see --job-options") from error
     except KeyboardInterrupt:
         for job in running if cluster == "local" else ():  # those of a cluster go on
             job.cancel()

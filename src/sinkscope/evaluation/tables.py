@@ -61,13 +61,10 @@ def write_table(results: Sequence[Result], form: Format = "markdown") -> str:
 def compare(results: Sequence[Result]) -> list[Row]:
     """Return a row for each result, in order; runs are paired over the problems that both have.
 
-    A row has the fields of `Result` but ``outcomes``, paper 1's accuracy and standard error (``published``,
-    ``published_error``), ``change``, a `Difference` from the unhidden run of the same weights, settings, dtype, device
-    and problems, and ``controls``, one for each control with the same K and options. ``p_holm``, ``p_margin`` and so
-    the verdict are adjusted over all rows: rules that hide sinks, controls, and contrasts are three families.
-
-    Raises:
-        CallError: two results of one cell, which would count as two tests.
+    A row has the fields of `Result` but ``outcomes``, paper 1's ``published`` and ``published_error``, ``change``, a
+    `Difference` from the unhidden run of the same weights, settings and problems, and ``controls`` with the same K.
+    ``p_holm``, ``p_margin`` and so the verdict are adjusted over all rows: rules that hide sinks, controls, and
+    contrasts are three families. CallError for two results of one cell, which would count as two tests.
     """
     cells: dict[str, Result] = {}  # a rule that is written in two ways counts once
     for one in results:

@@ -8,14 +8,13 @@ from typing import Any
 from sinkscope.decoding import Settings, described, make_batch, resolve_settings, settings_of
 from sinkscope.decoding.likelihood import encode_pair, refuse_block_diffusion
 from sinkscope.errors import CallError
-from sinkscope.evaluation.choices import LikelihoodSettings, settings_for
+from sinkscope.evaluation.choices import LikelihoodSettings, Task, settings_for
 from sinkscope.evaluation.cost import PROBLEMS, Part, Shape
 from sinkscope.evaluation.papers import CHECKPOINTS
 from sinkscope.evaluation.protocols import AUTO, find_protocol
-from sinkscope.evaluation.task import Task
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import Composed, Intervention, parse_rule
-from sinkscope.interventions.rules import canonical_rule
+from sinkscope.interventions.intervention import canonical_rule
 from sinkscope.models import FAMILIES, Family, Model, describe
 
 Rule = Intervention | Composed
@@ -46,8 +45,6 @@ class Request:
 
     def find_tasks(self) -> list[Task]:
         """Return the tasks, each once."""
-        if self.limit is not None and self.limit < 1:
-            raise CallError(f"limit: expected at least 1 problem, found {self.limit}")
         files = {name: Path(path) for name, path in self.data.items()}
         return [find_task(name, files) for name in dict.fromkeys(self.tasks)]
 
@@ -146,7 +143,13 @@ def _canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[i
     if not isinstance(plan.sampler, LikelihoodSettings):
         make_batch(model, [max(plan.encoded, key=len)], [None], plan.sampler.length)
         for text, rule in rules.items():
-            _check_steps(text, rule, plan.sampler.most_calls, plan.task.name)
+            count, parts = plan.sampler.most_calls, rule.parts if isinstance(rule, Composed) else (rule,)
+            parts = [part for part in parts if not part.idle]
+            in_force = [part.steps is None or any(part.waits <= at < count for at in part.steps) for part in parts]
+            if parts and not any(in_force):
+                waits = "; it needs the step before each" if all(part.waits for part in parts) else ""
+                where = f"in none of the steps 0 to {count - 1} of an answer to {plan.task.name}{waits}"
+                raise CallError(f"hide: {text} is in force {where}; choose other steps")
         written = 1 if model.family.causal else plan.sampler.length
         return [len(ids) + written for ids in plan.encoded]
     refuse_block_diffusion(model)
@@ -161,15 +164,6 @@ def _canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[i
         expected = f"expected observe=current, as in {waiting[0].partition('@')[0]}@current"
         raise CallError(f"hide: {waiting[0]} decides by the step before, and a likelihood has one step; {expected}")
     return lengths
-
-
-def _check_steps(text: str, rule: Rule, count: int, task: str) -> None:
-    parts = [part for part in (rule.parts if isinstance(rule, Composed) else (rule,)) if not part.idle]
-    in_force = [part.steps is None or any(part.waits <= step < count for step in part.steps) for part in parts]
-    if parts and not any(in_force):
-        waits = "; it needs the step before each" if all(part.waits for part in parts) else ""
-        where = f"in none of the steps 0 to {count - 1} of an answer to {task}{waits}"
-        raise CallError(f"hide: {text} is in force {where}; choose other steps")
 
 
 # The cost, from the config.json of a checkpoint alone

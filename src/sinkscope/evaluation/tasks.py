@@ -8,9 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.choices import BENCHMARKS, likelihood_task
+from sinkscope.evaluation.choices import (
+    BENCHMARKS,
+    Message,
+    Row,
+    Score,
+    Source,
+    Task,
+    expect_no_shots,
+    hash_rows,
+    likelihood_task,
+)
 from sinkscope.evaluation.sandbox import run_program
-from sinkscope.evaluation.task import Message, Row, Score, Source, Task, expect_no_shots, hash_rows
 from sinkscope.lab.problems import Problem, read_result
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
 
@@ -56,11 +65,7 @@ TASKS = {
 
 
 def gsm8k(name: str, data: Path | None) -> Task:
-    """Return ``gsm8k`` or ``gsm8k_cot``.
-
-    Shots of the first are drawn as lm-eval draws them in one process: one draw a problem, in order. Those of the second
-    are the worked examples of Wei et al. (2022), read from the installed lm-eval.
-    """
+    """Return ``gsm8k``, with lm-eval's draws of shots, or ``gsm8k_cot``, with its examples of Wei et al. (2022)."""
     cot, test, train = name == "gsm8k_cot", _gsm8k_rows(data, "test"), _gsm8k_rows(data, "train")
     form, strict = ("Q: {}\nA:", THE_ANSWER_IS) if cot else ("Question: {}\nAnswer:", HASHES)
 
@@ -111,10 +116,9 @@ def gsm8k(name: str, data: Path | None) -> Task:
 def gsm8k_two_pass(name: str, data: Path | None) -> Task:
     """Return paper 2's form: the model writes a thought behind the question, then the answer behind both.
 
-    The text behind ``####`` in the last line of question, thought and answer counts. Published: 256 tokens in 256 steps
-    at temperature .1 each time, after fine-tuning on augmented GSM8K (skywalker0523/OneTokenIsEnough,
-    evaluate_gsm8k_extratoken.py). There the 256 tokens hold the question too, a pass is read beyond its EOS, and sympy
-    compares answers. Here each pass writes 256 tokens, up to its EOS, and numbers are compared as lm-eval does.
+    The text behind ``####`` counts. Published: 256 tokens in 256 steps at temperature .1 each time, after fine-tuning
+    (skywalker0523/OneTokenIsEnough, evaluate_gsm8k_extratoken.py), question included, read beyond EOS, compared by
+    sympy. Here each pass writes 256 tokens, up to its EOS, and numbers are compared as lm-eval does.
     """
     test = _gsm8k_rows(data, "test")
 
@@ -219,7 +223,6 @@ def humaneval(name: str, data: Path | None) -> Task:
 
 PUBLISHED = dict.fromkeys(("gsm8k", "gsm8k_cot", "gsm8k_two_pass"), "gsm8k")
 PUBLISHED |= dict.fromkeys(("humaneval", "humaneval_instruct"), "humaneval") | {name: name for name in BENCHMARKS}
-"""Published tasks, and the name of their data in ``--data``."""
 
 
 def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:

@@ -1,8 +1,7 @@
 """Nats per token of a text behind a context, while a rule hides keys from the queries of what follows.
 
-A sink that is hidden from the first word on is rebuilt on the next token, and costs little. Who drops keys from a cache
-asks another question. So a causal model reads the context first, unhidden; rules choose among its keys, and the rest is
-read in a second call. For a diffusion model the masked estimate is taken, whose canvases are all under the rule.
+A sink hidden from the first word on is rebuilt on the next token, which a cache without keys does not allow. So a
+causal model reads the context unhidden, and the rest in a second call; a diffusion model's canvases are all hidden.
 """
 
 import hashlib
@@ -23,26 +22,22 @@ from sinkscope.interventions.effect import Received
 from sinkscope.interventions.intervention import NOTHING
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import weight_hash_of
-from sinkscope.runs.files import write_whole
+from sinkscope.runs.files import numbered, parse_json, read_text, write_whole
 from sinkscope.runs.folder import run_folder
 from sinkscope.statistics.intervals import interval_of_means
 
 SAMPLES = 32
-"""Masked canvases of a window of a diffusion model."""
 FORMAT, ROWS, RUN = 2, "windows.jsonl", "likelihood.json"
 Rule = Intervention | Composed
 
 
 def read_texts(path: Path) -> list[str]:
     """Return the texts of a file: of JSON lines, ``{"text": …}`` or ``{"prompt": …, "answer": …}``, else all of it."""
-    try:
-        texts = [path.read_text(encoding="utf-8")]
-        if path.suffix == ".jsonl":
-            lines = [json.loads(line) for line in texts[0].splitlines() if line.strip()]
-            texts = [one["text"] if "text" in one else f"{one['prompt']}{one['answer']}" for one in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CallError(f'{path}: expected a text, or JSON lines {{"text": …}}, found none ({error})') from error
-    return texts
+    text = read_text(path, CallError, 'expected a text, or JSON lines {"text": …}')
+    if path.suffix != ".jsonl":
+        return [text]
+    lines = [parse_json(line, f"{path}, line {number}", CallError) for number, line in numbered(text)]
+    return [one["text"] if "text" in one else f"{one['prompt']}{one['answer']}" for one in lines]
 
 
 def cut_windows(model: Model, texts: Iterable[str], context: int, answer: int) -> list[list[int]]:
@@ -75,16 +70,14 @@ def text_likelihood(
     """Return the nats per token of texts under rules, each beside no rule on the same windows.
 
     Args:
-        rules: as text, or objects; ``none`` is always among them.
         context, answer: tokens in front of each window's answer, read with all keys, and of the answer.
         everywhere: hides from the context's queries too (one call); of a diffusion model it always does.
         limit: number of windows; all if None.
         out: a folder, in which finished windows are kept; a second call goes on there.
 
-    Returns:
-        ``{…, "rows": [{"hide", "nats", "difference", "interval", "removed_share", "moved", "without_effect"}]}``; the
-        interval (95 %) is that of the paired difference to no rule, None under five windows; ``moved`` is the position
-        whose share of the attention grew most, under no rule (``without``) and this one (``hidden``).
+    Returns ``{…, "rows": [{"hide", "nats", "difference", "interval", "removed_share", "moved", "without_effect"}]}``;
+    the paired interval (95 %) is None under five windows; ``moved`` is the position whose share grew most, ``without``
+    the rule and ``hidden``.
     """
     behind, named = model.family.causal and not everywhere, {NOTHING: compose()}
     for rule in map(parse_rule, rules):

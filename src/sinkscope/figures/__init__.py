@@ -1,7 +1,7 @@
 """Draws the papers' figures from your own traces, and writes a page with the figures and their numbers."""
 
 from sinkscope.figures.figure import DrawnFigure, Figure, draw_figure, draw_figures, find_figures
-from sinkscope.figures.page import Table, page_numbers, write_page
+from sinkscope.figures.page import page_numbers, write_page
 from sinkscope.figures.panels import attention_map, incoming, sink_positions, sink_strengths, token_column
 from sinkscope.figures.subject import FigureError, OpenedStatistics, Subject, open_statistics
 
@@ -11,7 +11,6 @@ __all__ = [
     "FigureError",
     "OpenedStatistics",
     "Subject",
-    "Table",
     "attention_map",
     "draw_figure",
     "draw_figures",

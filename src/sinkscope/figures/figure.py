@@ -32,9 +32,7 @@ LONGEST = 60  # letters of a model's name in the name of a file, which may have 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure that has been drawn: the name of its files without the ending, a title that names the models, a caption
-    with what it shows and does not show, the sheet, and the numbers drawn, as header and rows of the CSV file.
-    """
+    """A drawn figure: name of its files, title, caption with what it does not show, sheet, and rows of the CSV file."""
 
     file: str
     title: str
@@ -129,24 +127,15 @@ def draw_figures(
         compare: draws all traces in one figure, side by side on a common scale.
         only: names of figures, such as ``"3"`` or ``"norms"``; all when None.
         maps: computes single attention maps; without it Figures 4, 6 and 8 cannot be drawn.
-        roles: what the sinks of the model do (`find_roles`).
         layer, head: what Figures 1, 4, 6, 7 and 8 show; with ``layer`` alone they choose among its heads.
         width: of a printed figure, in millimetres, such as 89 for one column and 183 for two.
         headlines: writes what a figure shows above it.
         vector: kind of the vector graphics.
         say: gets a line for each figure that cannot be drawn; earlier files of its name are removed.
 
-    Returns:
-        The files written: PNG, PDF or SVG, and CSV of each figure, in order.
-
-    Raises:
-        CallError: no traces, too many to compare, an unknown figure, a threshold that cannot hold, statistics counted
-            at another one, or roles of other weights.
-        TraceError: a trace without a whole step, or a file that cannot be written.
-        FigureError: none of the figures can be drawn.
+    Returns the PNG, PDF or SVG, and CSV files of each figure, in order. Raises CallError for traces, thresholds or
+    roles that do not fit, TraceError for a trace without a whole step, FigureError where none can be drawn.
     """
-    if not traces:
-        raise CallError("expected at least one trace to draw, found none")
     if compare:
         _expect_side_by_side(traces)
     figures = find_figures()
@@ -190,13 +179,8 @@ def draw_figure(
     maps: Maps | None = None,
     roles: Roles | None = None,
 ) -> DrawnFigure:
-    """Draw one of the papers' figures, such as ``"1"`` or ``"norms"``, and return it; notebooks show it.
-
-    Args:
-        traces: one, or several side by side: open traces, statistics (`open_statistics`), or the paths of either.
-
-    Raises:
-        FigureError: the figure cannot be drawn for these traces. And as `draw_figures`.
+    """Draw one of the papers' figures, such as ``"1"`` or ``"norms"``, of open traces, statistics or paths of either,
+    and return it; notebooks show it. FigureError where it cannot be drawn, and as `draw_figures`.
     """
     figure = _named(name, find_figures())
     _expect_side_by_side(traces)

@@ -14,17 +14,14 @@ from sinkscope.errors import CallError
 from sinkscope.figures.style import INK, LIGHT_HEAT, VERMILLION, plain, spread_out, tick_label
 from sinkscope.sinks import main_sinks
 from sinkscope.sinks.definition import check_excess
-from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.finding import followed_sinks
+from sinkscope.sinks.finding import check_reach, followed_sinks
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import check_place
 
 Place = tuple[int | None, int | None]
-"""A layer and a head; None stands for all."""
 MOST_NAMES = 14
 SATURATED = 0.95
-"""Share of the steps whose largest column is no darker than the darkest colour."""
 MARGIN, LEAST_CUT, GAP = 4, 30, 3
 """Positions drawn beside each one that is kept, the fewest that are left out, and the room for these on the axis."""
 
@@ -69,8 +66,8 @@ class Cut:
 
 @dataclass(frozen=True, eq=False)
 class Incoming:
-    """The columns of one head, or the mean over several; main: the main sink in each step, −1 without one, None for a
-    mean; written: (step, position, token) of every commit; canvas: the tokens after the last step.
+    """Columns of one head, or a mean; main: its main sink in each step (−1: none), None for a mean; written: (step,
+    position, token) of every commit; canvas: the tokens after the last step.
     """
 
     trace: Trace = field(repr=False)
@@ -145,9 +142,7 @@ def followed_columns(trace: Trace, layer: int, head: int) -> Float[np.ndarray, "
 def commits_of(
     written: Int[np.ndarray, "step position"] | None, tokens: Int[np.ndarray, "step position"], mask_id: int | None
 ) -> Int[np.ndarray, "commit 3"]:
-    """Return (step, position, token) of every commit, from the canvases where none are recorded, as of other samplers'
-    loops; a position that is masked again is no commit.
-    """
+    """Return (step, position, token) of every commit, by the canvases where none are recorded; remasking is none."""
     if written is None:
         written = np.where(tokens[1:] != tokens[:-1], tokens[1:], -1)
     step, position = np.nonzero((written >= 0) & (written != (-1 if mask_id is None else mask_id)))

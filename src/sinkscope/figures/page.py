@@ -3,21 +3,20 @@
 import base64
 import io
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sinkscope.errors import CallError
 from sinkscope.figures.style import model_labels, provenance, token_label
 from sinkscope.figures.subject import Subject, subject_of
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.files import json_text
 from sinkscope.sinks import movement_test
-from sinkscope.sinks.episodes import KINDS
+from sinkscope.sinks.drift import KINDS
 from sinkscope.sinks.followed_columns import Followed
 from sinkscope.statistics import Threshold
 from sinkscope.statistics.composition import expected_shares
@@ -31,22 +30,12 @@ REPORT, EXPLORER = "report.html", "explorer.html"
 SINK_TOKENS = 8
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table for the page; its cells are shown as they are, its caption below."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-    caption: str = ""
-
-
 def write_page(
     traces: Sequence[Trace],
     out: str | Path,
     *,
     figures: Sequence[str | Path] = (),
-    tables: Sequence[Table] = (),
+    tables: Sequence[Mapping[str, Any]] = (),
     excess: float = 3.0,
     roles: Roles | None = None,
     notes: Sequence[str] = (),
@@ -57,19 +46,13 @@ def write_page(
     Args:
         out: an ``.html`` file, or a folder, which gets a `REPORT`; an `EXPLORER` beside it is linked.
         figures: files of `draw_figures`; the PNG files among them are embedded with their captions.
+        tables: each with title, columns, rows and caption.
         excess: ε of Eq. 3, in queries' worth.
-        roles: what the sinks of the model do (`find_roles`).
         notes: lines below the figures, such as those that `draw_figures` said.
         command: the command that made it, for the footer.
-
-    Raises:
-        CallError: no traces, or a threshold that no column can exceed.
-        TraceError: a file that cannot be written.
     """
     import jinja2
 
-    if not traces:
-        raise CallError("expected at least one trace for the page, found none")
     path = Path(out) if Path(out).suffix == ".html" else Path(out) / REPORT
     style: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(autoescape=True, **style)
@@ -138,9 +121,7 @@ def _interval(value: dict[str, float]) -> str:
 
 
 def page_numbers(trace: Trace, excess: float = 3.0) -> dict[str, Any]:
-    """Return the sinks, tracks, moves and most frequent sink tokens of a trace, at ε of Eq. 3 in queries' worth: plain
-    values for `json.dumps`, None where a number does not exist. Raises TraceError where there is no complete step.
-    """
+    """Return sinks, tracks, moves and most frequent tokens of a trace at ε, as plain values, None without."""
     return _numbers(subject_of(trace, excess))
 
 

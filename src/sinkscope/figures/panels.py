@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sinkscope.errors import CallError
-from sinkscope.figures.figure5_sink_strengths import draw_strengths, strongest
-from sinkscope.figures.figure7_sink_positions import LETTERS, chosen_heads, draw_positions
+from sinkscope.figures.figure_main_sinks import LETTERS, chosen_heads, draw_positions, draw_strengths, strongest
 from sinkscope.figures.incoming_attention import Incoming, check_head, draw_incoming, norm_of
 from sinkscope.figures.style import (
     BLUE,
@@ -44,9 +43,7 @@ ROOM_FOR_TOKENS = 7.4  # lines of text above a map
 def incoming(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
 ) -> Any:
-    """Draw the attention that each token receives over the steps, with the main sink of the head outlined; with
-    ``layer`` alone the mean over its heads, with neither the mean over all. Raises TraceError without all columns.
-    """
+    """Draw the attention that each token receives over the steps, of a head with its main sink, a layer, or all."""
     trace = as_trace(trace)
     one = Incoming.of(trace, layer, head, excess)
     with _axes(ax, 5.4, 3.4) as axes:
@@ -65,9 +62,7 @@ def incoming(
 def sink_positions(
     trace: Any, layer: int | None = None, head: int | None = None, *, ax: Any = None, excess: float = 3.0
 ) -> Any:
-    """Draw the position of a head's main sink over the steps, or those of the heads of Figure 7, beside the tokens
-    written.
-    """
+    """Draw the position of a head's main sink over the steps, or those of Figure 7's heads, beside tokens written."""
     one = subject_of(as_trace(trace), excess, place=(layer, head))
     with _axes(ax, 5.4, 4.2) as axes:
         draw_positions(axes, one, chosen_heads(one), int(LETTERS * 5.4))
@@ -91,10 +86,7 @@ def token_column(trace: Any, layer: int, head: int, position: int, *, ax: Any = 
     trace = as_trace(trace)
     place = check_head(trace, (layer, head))
     one = Incoming.of(trace, *place)
-    if not -one.values.shape[1] <= position < one.values.shape[1]:
-        raise CallError(f"position: expected 0 to {one.values.shape[1] - 1}, found {position}")
-    position %= one.values.shape[1]
-    column = one.values[:, position]
+    column, position = one.values[:, position], position % one.values.shape[1]
     with _axes(ax, 5.4, 2.6) as axes:
         name = f"“{plain(tick_label(trace, int(one.canvas[position])))}” ({position})"
         curve(axes, column, BLUE, "o", name)
@@ -119,9 +111,7 @@ def attention_map(
     *,
     ax: Any = None,
 ) -> Any:
-    """Draw one attention map: ``recompute_map(model, trace, step, layer, head).attention``, or, if it is None, the one
-    that was stored with the trace (``--keep-maps``). Raises CallError without one.
-    """
+    """Draw one map: ``recompute_map(…).attention``, or the one that is stored (``--keep-maps``); else CallError."""
     trace = as_trace(trace)
     step, layer, head = check_place(trace, step, layer, head)
     attention = stored_map(trace, step, layer, head) if attention is None else attention

@@ -20,8 +20,8 @@ def beyond_chance(heads: Sequence[Any], p: Any) -> list[Any]:
 
 
 def p_of_move(main: Int[np.ndarray, " step"], stayed: int) -> float:
-    """Return the share of orders of the steps in which a main sink (−1: none) stays as long before and after a change
-    of place, ``stayed`` steps. Changes of rank count in shuffled steps, not in the recorded ones: conservative.
+    """Return the share of orders of the steps in which a main sink (−1: none) stays ``stayed`` steps before and after a
+    change of place. Changes of rank count in shuffled steps only: conservative.
     """
     orders = np.random.default_rng(0).permuted(np.tile(main, (SHUFFLES, 1)), axis=1)
     before, after = _run_lengths(orders), _run_lengths(orders[:, ::-1])[:, ::-1]
@@ -31,9 +31,7 @@ def p_of_move(main: Int[np.ndarray, " step"], stayed: int) -> float:
 
 
 def p_of_drift(stays: Sequence[tuple[int, int, int]]) -> float:
-    """Return the share of orders of the stays (position, first step, last step) whose slope is as steep. Where a sink
-    moves once both orders are, so that only several moves in one direction make a drift.
-    """
+    """Return the share of orders of the stays whose slope is as steep: only several moves one way make a drift."""
     position, length = np.array([at for at, *_ in stays], float), [end - first + 1 for _, first, end in stays]
     rng, every = np.random.default_rng(0), np.arange(len(stays))
     orders = [every, *(rng.permutation(every) for _ in range(SHUFFLES))]

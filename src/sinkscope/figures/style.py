@@ -26,9 +26,7 @@ WIDTH: ContextVar[float | None] = ContextVar("WIDTH", default=None)
 
 @contextmanager
 def figure_style(wide: bool = False, millimetres: int | None = None) -> Iterator[None]:
-    """Set type, lines and resolution for the figures drawn inside; a wide sheet is printed smaller, in larger type,
-    one of a width in ``millimetres`` as it is.
-    """
+    """Set type, lines and resolution; a wide sheet is printed smaller, in larger type, but for ``millimetres``."""
     import matplotlib
 
     size = 7.0 if millimetres else 10.0 if wide else 8.0

@@ -29,7 +29,6 @@ from sinkscope.traces.reading import expect_steps
 
 MANY_MOVE = 0.1  # of the heads: from there on figures show one that moves
 Maps = Callable[[Trace, int, int, int], np.ndarray]
-"""Function from a trace, step, layer and head to the attention map, float32 [query, key]; raises without one."""
 
 
 class FigureError(SinkscopeError):
@@ -38,10 +37,7 @@ class FigureError(SinkscopeError):
 
 @dataclass(frozen=True)
 class Jump:
-    """The main sink of a head is at another position one step later; swap: both positions are sinks in both steps;
-    held: the attention of the place before or after, the lesser, over the whole stay, in steps' worth; stayed: the
-    steps of the shorter stay.
-    """
+    """A main sink elsewhere one step later (swap: both are sinks in both); held, stayed: of the lesser stay."""
 
     step: int
     layer: int
@@ -54,9 +50,7 @@ class Jump:
 
 
 class Split(NamedTuple):
-    """A step in which the masked and the unmasked queries of a head attend most to different keys; each key gets a
-    larger share of attention from its own group than from the other, by ``clarity`` or more.
-    """
+    """A step in which masked and unmasked queries attend most to different keys, each more to its own, by clarity."""
 
     step: int
     layer: int
@@ -94,14 +88,8 @@ def open_statistics(folder: str | Path) -> OpenedStatistics:
 @final
 @dataclass(frozen=True)
 class Subject:
-    """One model in a figure.
-
-    Attributes:
-        label: name of the model in titles, legends and CSV files.
-        summary: the numbers, over all steps of all prompts.
-        recorded, recorded_prompt: the trace and its numbers step by step; None for statistics.
-        maps: computes attention maps; None without a model.
-        place: the layer and the head that were asked for; None where figures choose.
+    """One model in a figure: its label, its numbers over all prompts (``summary``), the trace and its step-by-step
+    numbers (None for statistics), ``maps`` (None without a model), ``place``: layer and head, None if not asked for.
     """
 
     label: str
@@ -146,8 +134,7 @@ class Subject:
 
     @property
     def threshold_column_sum(self) -> float | None:
-        """The column sum above which Eq. 3 holds on `positions` tokens; None where steps, heads or keys
-        differ in it."""
+        """The column sum above which Eq. 3 holds; None where steps, heads or keys differ in it."""
         if self.summary.rule == "uniform" or not columns_add_up(self.manifest, self.recorded):
             return None
         return least_column_sum(self.summary.excess, self.positions)
@@ -276,9 +263,7 @@ class Subject:
 
     @cached_property
     def clearest(self) -> HeadMovement | None:
-        """The head with the clearest move (the largest `Jump.held`) where a tenth of the heads move beyond chance, else
-        the one with the strongest sink.
-        """
+        """The head with the clearest move (largest `Jump.held`) if a tenth move beyond chance, else strongest sink."""
         if len(self.moving) < MANY_MOVE * len(self.heads):
             return self._best(lambda head: self.largest[head.layer, head.head])
         held = {(one.layer, one.head): one.held for one in sorted(self.moves, key=lambda move: move.held)}
@@ -317,9 +302,7 @@ class Subject:
 
     @cached_property
     def jump(self) -> Jump | None:
-        """The longest jump of the heads that move beyond chance, or of the head that was asked for: swaps last; ties to
-        the lower layer, then earlier step.
-        """
+        """The longest jump beyond chance, or of the head asked for: swaps last; ties to lower layer, earlier step."""
         heads = {(one.layer, one.head) for one in self.moving} if self.only is None else {self.place}
         jumps = [one for one in self.jumps if (one.layer, one.head) in heads]
         merits = ((not one.swap, abs(one.after - one.before), -one.layer, -one.step) for one in jumps)

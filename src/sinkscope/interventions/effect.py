@@ -29,12 +29,10 @@ class Effect:
 
     Attributes:
         removed: attention that the hidden keys would have received, in queries' worth, measured without the hiding.
-        queries, steps: number of queries of the heads, and of steps, in which a rule was in force.
         hidden: number of hidden keys, a key once a step.
         hits: hidden keys that were in the current top K, where K keys were hidden in that head.
         ranked: hidden keys for which that is defined; not for keys that each query loses for itself (`KeepWindow`).
-        removed_committed, committed: the same as ``removed`` and ``queries``, of the queries whose outputs were
-            committed in the step; 0 where nothing was, as in a likelihood.
+        removed_committed, committed: ``removed`` and ``queries`` of those committed in the step, 0 in a likelihood.
         received: attention that each position receives without the hiding and with it, [prompt, 2, position]; none of
             a network with several stacks. A sink that lower layers have rebuilt counts in both.
         without_effect: for each rule that hid nothing, itself and why.
@@ -134,7 +132,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.divide(part, whole, out=np.full(np.broadcast_shapes(part.shape, whole.shape), np.nan), where=whole > 0)
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
 
 
 class Tally:

@@ -22,9 +22,18 @@ from sinkscope.attention import (
 )
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
-from sinkscope.interventions.ranking import pool, rank_of, spread
-from sinkscope.interventions.rule_context import AttentionMemory, Observation, PromptDraws, Rule, RuleContext
-from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
+from sinkscope.interventions.rule_context import (
+    AttentionMemory,
+    Observation,
+    PromptDraws,
+    Rule,
+    RuleContext,
+    StepCanvas,
+    TokenClasses,
+    pool,
+    rank_of,
+    spread,
+)
 from sinkscope.models import Model
 
 
@@ -235,8 +244,6 @@ class Hiding(Hider):
         name = (rule.heads, index, count, device)
         if name not in self._head_masks:
             mine = [head for layer, head in rule.heads if layer == index]
-            if len(self._places) == 1 and max(mine, default=0) >= count:
-                raise AttentionError(f"heads: {call.name} has the heads 0…{count - 1}, found head {index}.{max(mine)}")
             mask = torch.zeros(count, dtype=torch.bool, device="cpu")
             mask[[head for head in mine if head < count]] = True
             self._head_masks[name] = upload(mask, device)
@@ -343,9 +350,10 @@ def _check_limits(rules: Sequence[Rule], session: Session) -> None:
     longest = max(len(set(stack.values())) for stack in numbers)
     for part in rules if longest else ():  # a foreign network shows its layers only as they run
         asked = [*(part.layers or ()), *(layer for layer, _ in part.heads or ())]
-        if max(asked, default=0) >= longest:
-            raise CallError(f"layers or heads: the model has the layers 0…{longest - 1}, found {max(asked)}")
-    for layer, head in [pair for part in rules for pair in part.heads or ()]:
-        known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
-        if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
-            raise CallError(f"heads: layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")
+        wrong = [f"the model has the layers 0…{longest - 1}, found {one}" for one in asked if one >= longest]
+        for layer, head in part.heads or ():
+            known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
+            if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
+                wrong.append(f"layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")
+        if wrong:
+            raise CallError(f"layers or heads: {wrong[0]}")

@@ -1,4 +1,6 @@
-"""Rules that rank keys by the attention they have received: the top k of every head, or those above a threshold."""
+"""Rules that rank keys by the attention they have received: the top k of every head, or those above a threshold; and
+controls, which hide as many keys, but others: what they break is not due to sinks.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -6,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from sinkscope.errors import CallError
 from sinkscope.interventions.intervention import Intervention
-from sinkscope.interventions.ranking import Scope, excess_of, pool, rank_of, spread
-from sinkscope.interventions.rule_context import Observation, RuleContext
+from sinkscope.interventions.rule_context import Observation, RuleContext, Scope, excess_of, pool, rank_of, spread
 from sinkscope.models import Model
 from sinkscope.sinks.finding import EXCESS
 
@@ -39,16 +41,13 @@ class Observed(Intervention, ABC):
     """A rule that goes by the attention of the step before, or of the running step before anything is hidden in it.
 
     Attributes:
-        observe: ``previous``: step 0 is left alone (paper 1). ``current``: every layer is measured before it hides,
-            which costs a second sweep; needed where there is only one step (likelihoods). In a causal model that reads
-            several tokens at once, all of them lose the keys.
-        measured: ``local``: the layer's own queries and keys, normalised without the hiding. ``hidden``: with the
-            hiding; a hidden column sums to 0, so the next step spares it and the rule alternates between two sets.
-            ``clean``: from one more forward call in every step, with nothing hidden in any layer; a causal model then
-            reads all tokens so far again.
+        observe: ``previous``: step 0 is left alone (paper 1). ``current``: every layer is measured before it hides, a
+            second sweep; needed where there is only one step (likelihoods).
+        measured: ``local``: the layer's own queries and keys, normalised without the hiding. ``hidden``: with it, so
+            that the next step spares a hidden column. ``clean``: from one more forward call in every step, with nothing
+            hidden in any layer; a causal model then reads all tokens so far again.
         decide: ``columns``, or the ``last_row`` of the newest query (paper 1 decides so for Llama).
-        scope: ``head``: each query head ranks for itself; ``kv_head``, ``layer``: the mean over the heads that share
-            keys, or over all of them, decides for all.
+        scope: ``head``: each query head ranks for itself; ``kv_head``, ``layer``: the mean over heads decides for all.
     """
 
     observe: Literal["previous", "current"] = "previous"
@@ -91,12 +90,7 @@ class Observed(Intervention, ABC):
 
 @dataclass(frozen=True)
 class SinkRule(Observed, ABC):
-    """The base of `HideTopSinks` and of its controls, which hide as many other keys instead.
-
-    Attributes:
-        k: how many keys per head; 0 hides nothing.
-        only_sinks: of the top k, only those that are sinks by Eq. 3 (ε = 3 on column sums). Deep heads have one or two.
-    """
+    """The base of `HideTopSinks` and its controls: ``k`` keys a head, with ``only_sinks`` as many as are by Eq. 3."""
 
     control = True
 
@@ -148,14 +142,10 @@ class HideTopSinks(SinkRule):
 
 @dataclass(frozen=True)
 class HideSinksAbove(Observed):
-    """Hides the sinks of Eq. 3: keys whose column exceeds the mean of the others by more than ``excess``.
+    """Hides the sinks of Eq. 3 (paper 1): keys whose column exceeds the mean of the others by more than ``excess``.
 
-    Source: paper 1, Eq. 3. With an ε from `calibrate_excess` it hides K sinks per head on average, which is how the
-    ε₀, ε₁, ε₂ of the paper's text can be read.
-
-    Attributes:
-        excess: ε; infinite hides nothing.
-        unit: of ε: ``queries`` worth of attention, or ``percent`` of all attention.
+    ε is in ``unit``, ``queries`` or ``percent``; infinite hides nothing. `calibrate_excess` finds one that hides K
+    sinks a head on average, as the paper's ε₀, ε₁, ε₂ can be read.
     """
 
     rule = "above:E"
@@ -214,18 +204,169 @@ def calibrate_excess(
 ) -> HideSinksAbove:
     """Return the rule whose ε ``sinks_per_head`` keys exceed on average, over steps, layers and heads of the rule.
 
-    ``run`` writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``. Only recorded rows count: of
-    guidance the half with the prompt, of a batch the rows that have not ended. ``options`` are of `HideSinksAbove`.
+    ``run`` writes with the model, such as ``lambda: sinkscope.generate(model, prompts)``; ``options`` are the rule's.
     """
     rule = HideSinksAbove(0.0, **options)
     count = _ExcessCount(**{**vars(rule), "found": {}})
     with count(model):
         run()
-    if not count.found:
-        raise CallError("run: expected it to write at least two steps with the model, found none to learn from")
     above = count.found["counts"].flip(0).cumsum(0).flip(0) / count.found["heads"]  # keys per head from this bin on
     place = int((above - sinks_per_head).abs().argmin())
-    excess = LOWEST + place / BINS_PER_UNIT
-    if not sinks_per_head > 0 or excess < 0:
-        raise CallError(f"sinks_per_head: expected so few that their excess is above 0, found {sinks_per_head:g}")
-    return replace(rule, excess=excess)
+    return replace(rule, excess=LOWEST + place / BINS_PER_UNIT)
+
+
+@dataclass(frozen=True)
+class NextRanks(SinkRule):
+    """Control: hides the keys of ranks k+1 … 2k; with ``only_sinks`` as many of them as `HideTopSinks` would hide."""
+
+    rule = "ranks:K"
+
+    @property
+    def least_tokens(self) -> int:
+        return 2 * self.k + 1
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks = ranking.ranks(2 * self.k)
+        return (ranks >= self.k) & (ranks < self.k + top.sum(-1, keepdim=True)) & ranking.candidates
+
+
+@dataclass(frozen=True)
+class RandomControl(SinkRule, ABC):
+    """The base of the controls that draw keys at random, by ``seed``, prompt, step and layer, in a batch as alone."""
+
+    _: KW_ONLY
+    seed: int = 0
+
+    def random_ranks(self, context: RuleContext, ranking: Ranking, top: Tensor, most: int | None = None) -> Tensor:
+        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key]."""
+        drawn = context.draw(self.seed, top.shape[1])
+        return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
+
+
+@dataclass(frozen=True)
+class RandomKeys(RandomControl):
+    """Control: where `HideTopSinks` hides k sinks, hides as many random keys, drawn anew in every layer, head and step
+    from the visible keys that are no sinks; where those are too few, also from sinks outside the top k.
+    """
+
+    rule = "random:K"
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks = self.random_ranks(context, ranking, top, self.k)
+        return (ranks < top.sum(-1, keepdim=True)) & ranking.candidates & ~top
+
+
+@dataclass(frozen=True)
+class MassMatchedKeys(RandomControl):
+    """Control: hides random keys until they hold as much attention as the k sinks do, in the step that loses it.
+
+    The last key counts only where it brings the sum nearer. Limit: where the other keys hold less than the sinks do,
+    all of them are hidden and the match fails; `Effect.removed_share` shows it.
+    """
+
+    rule = "mass:K"
+
+    @property
+    def most(self) -> int | None:
+        return None
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        ranks, others, at_stake = (
+            self.random_ranks(context, ranking, top),
+            ranking.candidates & ~top,
+            self.at_stake(context),
+        )
+        order = ranks.argsort(dim=-1)
+        mass = (at_stake * others).gather(-1, order)
+        nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)
+        return nearer.gather(-1, ranks) & others
+
+
+@dataclass(frozen=True)
+class RowMatchedKeys(RandomControl):
+    """Control: hides random keys that hold as much attention as the k sinks do, of the queries that write.
+
+    These are ``queries``, or those from whose outputs a token may be committed in this step; in a likelihood the
+    answer's. Keys are taken in random order, sinks by Eq. 3 last, while the sum stays below that of the sinks; then the
+    one key that brings it nearest. Limits: which queries commit is known only after the step, and the other keys may
+    hold less; `Effect.removed_share_committed` shows both.
+    """
+
+    rule = "rowmass:K"
+
+    @property
+    def most(self) -> int | None:
+        return None
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        rows = context.committing
+        if self.queries is not None or rows is None:
+            if self.queries is None and not context.canvas.answers:
+                raise CallError("rowmass: this call has neither tokens to commit nor an answer; name queries=")
+            rows = context.among(self.queries or "answer")[:, -context.call.query.shape[2] :]
+        held = pool(context.received_from(rows), self.scope, context.call.key.shape[1])
+        ranks = self.random_ranks(context, ranking, top)
+        others, aim = ranking.candidates & ~top, (held * top).sum(-1, keepdim=True)
+        order = ranks.argsort(dim=-1)
+        fitting = others & (held > 0) & (held <= aim)
+        below = ((held * fitting).gather(-1, order).cumsum(-1) <= aim).gather(-1, ranks) & fitting
+        gap = aim - (held * below).sum(-1, keepdim=True)
+        left = others & ~below
+        last = left & ~ranking.sinks
+        last = torch.where(last.any(-1, keepdim=True), last, left)
+        miss, nearest = (held - gap).abs().masked_fill(~last, torch.inf).min(-1, keepdim=True)
+        return below.scatter(-1, nearest, below.gather(-1, nearest) | (miss < gap))
+
+
+@dataclass(frozen=True)
+class PersistentRandomKeys(RandomControl):
+    """Control: hides one random key for each of the k sinks, the same one as long as that sink stays in the top k and
+    the key is no sink. It separates losing a key for long from losing one for a step.
+    """
+
+    rule = "persistent:K"
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        free = ranking.candidates & ~top & ~ranking.sinks
+        # sink position → its key, −1 for none
+        stand_in = context.memory.get("stand_in", torch.zeros(*top.shape[:2], 0, dtype=torch.long, device=top.device))
+        stand_in = pad(stand_in, (0, top.shape[-1] - stand_in.shape[-1]), value=-1)
+        kept = top & (stand_in >= 0) & free.gather(-1, stand_in.clamp(min=0))
+        stand_in = stand_in.masked_fill(~kept, -1)
+        taken = _marked(stand_in)
+        needy = top & ~kept
+        drawn = self.random_ranks(context, ranking, top | taken)
+        in_line = needy.cumsum(-1) - 1
+        order = drawn.argsort(dim=-1)
+        enough = in_line < (ranking.candidates & ~top & ~taken).sum(-1, keepdim=True)
+        stand_in = torch.where(needy & enough, order.gather(-1, in_line.clamp(min=0)), stand_in)
+        context.memory["stand_in"] = stand_in
+        return _marked(stand_in)
+
+
+def _marked(stand_in: Tensor) -> Tensor:
+    marks = torch.zeros(*stand_in.shape[:2], stand_in.shape[-1] + 1, dtype=torch.bool, device=stand_in.device)
+    return marks.scatter_(-1, stand_in + 1, True)[..., 1:]
+
+
+@dataclass(frozen=True)
+class SameClassKeys(RandomControl):
+    """Control: hides for each of the k sinks a random key whose token is of the same class, drawn anew in every step.
+
+    Limit: a sink alone in its class (a first token, often) has no match; `Effect.keys_per_head` shows it. ``classify``
+    gives a token id's class, by default `class_in` with the model's tokenizer.
+    """
+
+    rule = "class:K"
+
+    _: KW_ONLY
+    classify: Callable[[int], str] | None = None
+
+    def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
+        chosen = torch.zeros_like(top)
+        drawn = context.draw(self.seed, top.shape[1]) + (~ranking.sinks).float()
+        for where in context.classes(self.classify).values():
+            alike = where[:, None]
+            others = ranking.candidates & ~top & alike
+            chosen |= (rank_of(drawn, others, self.k) < (top & alike).sum(-1, keepdim=True)) & others
+        return chosen

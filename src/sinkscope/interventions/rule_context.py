@@ -1,9 +1,10 @@
 """What a rule may know when it chooses keys: the canvas, the running layer, and the attention observed so far."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,167 @@ from torch.nn.functional import pad
 
 from sinkscope.attention import Columns, LayerCall, Session, StepContext, Watcher, upload
 from sinkscope.errors import CallError
-from sinkscope.interventions.step_canvas import StepCanvas, TokenClasses
+from sinkscope.models import Model
+from sinkscope.sinks.definition import text_of, token_class
+
+GROUPS = ("masked", "unmasked", "prompt", "answer")
+
+
+class StepCanvas:
+    """The canvas of one step, uploaded once; of ``prompt_lengths``, the rows of guidance, behind, repeat prompts."""
+
+    def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:
+        self.context, self._prompt_lengths = context, prompt_lengths
+        self.rows, self.width = context.tokens.shape
+        self.lengths: list[int] = context.lengths.tolist()
+        self._made: dict[Any, Any] = {}
+
+    def once(self, name: Any, make: Callable[[], Any]) -> Any:
+        """Return the result of ``make``, which is called at most once a step for each name."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @property
+    def answers(self) -> bool:
+        """Whether any row goes on behind its prompt."""
+        prompts = self._prompt_lengths * (self.rows // max(1, len(self._prompt_lengths)))
+        return any(length > prompt for length, prompt in zip(self.lengths, prompts, strict=False))
+
+    def tokens(self, device: torch.device) -> Tensor:
+        """Return the token ids, int64 [batch, position]."""
+        return self.once(("tokens", device), lambda: upload(self.context.tokens, device))
+
+    def real(self, device: torch.device) -> Tensor:
+        """Return which positions are tokens, bool [batch, position]: False on padding, which stands on the left."""
+
+        def make() -> Tensor:
+            return torch.arange(self.width, device=device) >= self.width - _uploaded(self.lengths, device)[:, None]
+
+        return self.once(("real", device), make)
+
+    def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
+        """Return the positions of a group, or those with the given numbers, without padding: bool [batch, position]."""
+        named = where if isinstance(where, str) else tuple(where)
+        return self.once((named, device), lambda: self._among(named, device))
+
+    def readers(self, device: torch.device) -> Tensor | None:
+        """Return the queries whose outputs may be committed, bool [batch, position]; None where none will be."""
+        found = self.context.readers
+        return None if found is None else self.once(("readers", device), lambda: upload(found, device))
+
+    def recorded(self, values: Tensor) -> Tensor:
+        """Return the rows of ``values`` [batch, …] that are recorded, [row, …]."""
+        rows, device = self.context.rows, values.device
+        if rows == tuple(range(self.rows)):
+            return values
+        return values[self.once(("rows", device), lambda: _uploaded(rows, device))]
+
+    def by_position(self, values: Tensor) -> Tensor:
+        """Return values [batch, …, key] of the recorded rows by the position of their keys, 0 behind the last one."""
+        values = self.recorded(values)
+        lengths = [self.lengths[row] for row in self.context.rows]
+        if min(lengths, default=self.width) == self.width:
+            return values
+        wide = _uploaded(lengths, values.device).view(-1, *[1] * (values.ndim - 1))
+        place = torch.arange(self.width, device=values.device)
+        return values.gather(-1, (place + self.width - wide).clamp(max=self.width - 1).expand_as(values)) * (
+            place < wide
+        )
+
+    def prompts(self, device: torch.device) -> Tensor:
+        """Return the number of the prompt of each recorded row, int64 [row]."""
+        return self.once(("prompts", device), lambda: _uploaded(self.context.prompts, device))
+
+    def _among(self, where: str | tuple[int, ...], device: torch.device) -> Tensor:
+        real = self.real(device)
+        position = real.long().cumsum(-1) - 1
+        if not isinstance(where, str):
+            wanted = torch.zeros(self.width, dtype=torch.bool, device="cpu")
+            wanted[[place for place in where if 0 <= place < self.width]] = True
+            return real & upload(wanted, device)[position.clamp(min=0)]
+        if where in ("masked", "unmasked"):
+            masked = upload(self.context.masked, device)
+            return real & (masked if where == "masked" else ~masked)
+        lengths = self._prompt_lengths
+        in_prompt = position < _uploaded([lengths[row % len(lengths)] for row in range(self.rows)], device)[:, None]
+        return real & (in_prompt if where == "prompt" else ~in_prompt)
+
+
+def _uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
+    return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)
+
+
+class TokenClasses:
+    """The classes of tokens: newline, digit, mask …; a bare network, without a model, has no tokenizer."""
+
+    def __init__(self, model: Model | None) -> None:
+        self._by_tokenizer = None if model is None else partial(class_in, model)
+        self._known: dict[Callable[[int], str], dict[int, str]] = {}
+
+    def places(
+        self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
+    ) -> dict[str, Tensor]:
+        """Return where the tokens of each class stand, bool [batch, position]."""
+        by: Any = classify or self._by_tokenizer  # a bare network has no tokenizer
+
+        def make() -> dict[str, Tensor]:
+            known = self._known.setdefault(by, {})
+            unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
+            for token in {*unique.tolist()} - known.keys():
+                known[token] = by(token)
+            names = [known[token] for token in unique.tolist()]
+            kinds = list(dict.fromkeys(names))
+            numbers = upload(torch.tensor([kinds.index(name) for name in names], device="cpu")[places], device)
+            return {name: numbers == number for number, name in enumerate(kinds)}
+
+        return canvas.once(("classes", by, device), make)
+
+
+def class_in(model: Model, token: int) -> str:
+    """Return the class of a token, one of `sinks.definition.CLASSES`."""
+    special = token in model.tokenizer.all_special_ids or not 0 <= token < len(model.tokenizer)
+    return token_class(None if special else text_of(model.tokenizer, token), token == model.card.mask_id, special)
+
+
+Scope = Literal["head", "kv_head", "layer"]
+FEW = 6
+"""Up to this many ranks, repeated arg-max is quicker than sorting (ten times quicker for one rank)."""
+
+
+def excess_of(columns: Tensor, real: Tensor) -> Tensor:
+    """Return c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), [batch, head, key]; ``real`` [batch, key] is no padding."""
+    real = real[:, None]
+    total = (columns * real).sum(-1, keepdim=True)
+    return columns - (total - columns) / (real.sum(-1, keepdim=True) - 1).clamp(min=1)
+
+
+def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tensor:
+    """Return the rank of every key in its head, int64 [batch, head, key]: 0 the largest, ties to the lower position;
+    no ``candidates`` last. With ``most``, ranks from there on may be any.
+    """
+    left = values.masked_fill(~candidates, -torch.inf)
+    if most is not None and most <= FEW:
+        ranks = torch.full(left.shape, left.shape[-1] + most, dtype=torch.int64, device=left.device)
+        for rank in range(most):
+            value, place = left.max(dim=-1, keepdim=True)
+            ranks.scatter_(-1, place, ranks.gather(-1, place).masked_fill(value > -torch.inf, rank))
+            left.scatter_(-1, place, -torch.inf)
+        return ranks
+    order = left.sort(dim=-1, descending=True, stable=True).indices
+    places = torch.arange(values.shape[-1], device=values.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def pool(values: Tensor, scope: Scope, kv_heads: int) -> Tensor:
+    """Return the mean over the heads that share a ranking: [batch, head, key] → [batch, head or kv_head or 1, key]."""
+    groups = {"head": values.shape[1], "kv_head": kv_heads, "layer": 1}[scope]
+    return values if groups == values.shape[1] else values.unflatten(1, (groups, -1)).mean(2)
+
+
+def spread(chosen: Tensor, heads: int) -> Tensor:
+    """Repeat what a group chose for each of its heads: [batch, group, key] → [batch, 1 or head, key]."""
+    return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,18 +270,13 @@ class PromptDraws:
 
 
 Rule = Any
-"""An `Intervention`, whose module imports this one."""
 
 
 @dataclass(frozen=True, eq=False)
 class RuleContext:
-    """The knowledge with which a rule chooses the keys of one layer in one step.
+    """The knowledge with which a ``rule`` chooses the keys of one layer's ``call`` in one ``step`` of a canvas.
 
     Attributes:
-        rule: the rule that is asked.
-        step: number of the step in its generation, from 0.
-        call: the layer's queries and keys.
-        canvas: the canvas of the step.
         candidates: bool [batch, key], the keys that may be chosen; behind a sliding window those that it still holds.
         memory: values that the rule kept for this layer since the generation began; empty at first.
         attention, draws, token_classes: read by `seen`, `draw` and `classes`.
@@ -152,10 +308,7 @@ class RuleContext:
         return self.attention.causal
 
     def seen(self, observe: str, measured: str) -> Observation | None:
-        """Return the attention of this layer, as wide as its keys are now; None in the first step for ``previous``.
-
-        ``measured`` is ``local``, ``hidden`` or ``clean``, see `Observed`. CallError for a canvas that has shrunk.
-        """
+        """Return the attention of this layer as ``measured`` (`Observed`); None in the first step for ``previous``."""
         keys = self.call.keys
         look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
         found = look(self.call, measured)
@@ -166,10 +319,8 @@ class RuleContext:
 
     @property
     def committing(self) -> Tensor | None:
-        """Queries whose outputs may be committed in this step, bool [batch, query]; None where none will be.
-
-        Of a diffusion model with blocks the masked positions of the running block (one place to the left for a family
-        with a logit shift), of an autoregressive model the newest query.
+        """Queries whose outputs may be committed in this step, bool [batch, query]; None where none will be: masked
+        ones of the running block (one place to the left with a logit shift), in autoregressive models the newest.
         """
         readers = self.canvas.readers(self.call.key.device)
         return None if readers is None else readers[:, -self.call.query.shape[2] :]
@@ -193,6 +344,6 @@ class RuleContext:
         return self.token_classes.places(self.canvas, self.call.key.device, classify)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
-        """Return where tokens stand whose class (of `sinks.token_classes.CLASSES`, or of ``classify``) has this name."""
+        """Return where tokens stand whose class (of `sinks.definition.CLASSES`, or of ``classify``) has this name."""
         places = self.classes(classify)
         return self.real & places[name] if name in places else torch.zeros_like(self.real)

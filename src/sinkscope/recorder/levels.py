@@ -42,7 +42,7 @@ def recording(
         numbered: numbers the traces even when there is only one.
         keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), ``statistics``
             (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`), or ``drift``
-            (how far keys and values move between steps, see `sinkscope.statistics.key_drift`; for a diffusion `Model`
+            (how far keys and values move between steps, see `recorder.drift_recorder`; for a diffusion `Model`
             without a cache).
         top: how many columns of each head ``top`` keeps.
         tokenizer: a transformers tokenizer, which gives the tokens of another module than a `Model` their texts.

@@ -52,7 +52,7 @@ from sinkscope.recorder.step_tensors import (
     prompt_arrays,
     stack_layers,
 )
-from sinkscope.sinks.token_classes import text_of
+from sinkscope.sinks.definition import text_of
 
 CONTEXT = ("tokens", "masked", "lengths")
 RESULT = ("written", "predicted", "confidence")

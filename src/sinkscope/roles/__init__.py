@@ -1,7 +1,4 @@
-"""Roles: what each sink does (idle, broadcast, carrier), with the evidence.
-
-The names are in ``__init__.pyi``; they are imported when first used, so that figures read roles without torch.
-"""
+"""Roles: what each sink does (idle, broadcast, carrier), with the evidence; the names are in ``__init__.pyi``."""
 
 from sinkscope.lazy_names import attach
 

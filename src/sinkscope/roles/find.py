@@ -1,10 +1,20 @@
-"""`find_roles`: the role of each head's sink, chosen on one half of the prompts and judged on the other."""
+"""`find_roles`: the role of each head's sink, chosen on one half of the prompts and judged on the other.
+
+A run's folder has one JSON file for each prompt that is done, so that a killed run loses one prompt:
+
+run.json                   the settings that decide the results; another run is refused
+choose/000000.json         of a prompt that chooses heads, which of them have a sink on each canvas
+judge/000001.json          of a prompt that judges them, a row for each head and canvas; top/ has more keys hidden
+together.idle/000001.json  of the same prompt, the cost of hiding the sinks of a class of heads at once
+roles.json                 the verdicts, written at the end
+"""
 
 import hashlib
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,20 +26,18 @@ from sinkscope.errors import CallError, EvaluationError, SinkscopeError
 from sinkscope.models import Family, Model, expect_model
 from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
-from sinkscope.roles.head_roles import HeadRole, Roles
+from sinkscope.roles.head_roles import ROLES, Estimate, HeadRole, Need, Roles, Rules, decide
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
-from sinkscope.roles.prompt_store import open_store
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
-from sinkscope.roles.verdict import ROLES, Estimate, Need, Rules, decide
-from sinkscope.sinks.token_classes import text_of
+from sinkscope.runs.files import checksum_of
+from sinkscope.runs.folder import Items, run_folder
+from sinkscope.sinks.definition import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
-"""Prompts that a verdict needs: half of them choose, half of them judge."""
 MEASURED = 4
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
-"""How much more the control changes than the sink where both lose their contribution, prompt by prompt."""
 KINDS = {"judge": REMOVALS, "top": tuple(f"top.{many}" for many in MOST_HIDDEN)}
 Measure = Callable[[str, Heads], dict[int, Rows]]
 """Measures the prompts that judge: ``judge``, or ``top`` for heads in which the sink alone does not settle it."""
@@ -48,27 +56,22 @@ def find_roles(
     on_progress: Callable[[str, int, int], object] | None = None,
     **settings: Any,
 ) -> Roles:
-    """Return the role of every head that has a lasting sink.
+    """Return the role of every head that has a lasting sink, by Eq. 3 on the key with the head's largest column.
 
-    Even prompts choose the heads, odd ones judge them. Each head's sink is the key with its largest column on that
-    canvas, which must be a sink by Eq. 3; it is taken from that head alone. At the end those that can be hidden are
-    hidden together.
+    Even prompts choose the heads, odd ones judge them, in which the sink is taken from that head alone; at the end
+    those that can be hidden are hidden together.
 
     Args:
         prompts: texts or token ids, at least ten.
-        out: a folder in which finished prompts are kept, and at the end the roles (`read_roles`); the same call resumes
-            after a kill.
+        out: a folder of finished prompts, and at the end of the roles (`read_roles`); the same call resumes.
         rules: of the verdict; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
         control_seed: of the random keys.
-        on_progress: called with ``prompts`` of which some have chosen heads, then with ``layers`` of which some are
-            computed, as a removal begins at its head's layer: the unit, how many are done, and how many are expected.
+        on_progress: called with a unit (``prompts``, then ``layers`` of a removal), how many are done, and expected.
         settings: of the model's sampler.
 
-    Raises:
-        CallError: too few prompts, one given twice, settings that do not fit, or a folder of another run.
-        EvaluationError: memory does not suffice for one canvas.
+    Raises CallError for prompts, settings or a folder that do not fit; EvaluationError for too little memory.
     """
     expect_model(model, unwatched=True)
     if len(prompts) < LEAST:
@@ -102,22 +105,20 @@ def find_roles(
     how: dict[str, Any] = {"rows": rows, "on_row": progress.count}
 
     def measured(number: int, kind: str, heads: Heads) -> Rows | None:
-        found = store.read(kind, number, heads)
-        if found is not None:
-            return found
+        stored = folder and Items(folder / kind, checksum_of({"run": run, "heads": [list(one) for one in heads]}))
+        if stored and (known := stored.read(number)) is not None:
+            return known["rows"]
         try:
             if number not in probes:
                 probes[number] = make_probes(model, prompts[number], number, canvases, **settings)
             found = _measure(kind, probes[number], heads, model, rules, control_seed, how)
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                raise EvaluationError(
-                    f"prompt {number}: out of memory on {model.device} with a single canvas; shorter prompts, a "
-                    f"smaller --length or --dtype bfloat16 take less ({error})"
-                ) from error
+                raise
             failed[number] = str(error)  # one prompt's failure must not lose the others
             return None
-        store.write(kind, number, heads, len(probes[number]), found)
+        if stored:
+            stored.commit(number, {"canvases": len(probes[number]), "rows": found})
         return found
 
     def each(asked: Sequence[int], kind: str, heads: Heads) -> dict[int, Rows]:
@@ -128,14 +129,13 @@ def find_roles(
             if (of_prompt := measured(number, kind, heads)) is not None:
                 found[number] = of_prompt
         if len(found) < LEAST_PROMPTS:
-            number = next(number for number in asked if number in failed)
-            raise CallError(
-                f"expected at least {LEAST_PROMPTS} prompts that {kind} heads, found {len(found)} that could be "
-                f"measured, of {len(asked)}; prompt {number} failed with: {failed[number]}"
-            )
+            why = next(f"prompt {number} failed with: {failed[number]}" for number in asked if number in failed)
+            many = f"at least {LEAST_PROMPTS} prompts that {kind} heads"
+            raise CallError(f"expected {many}, found {len(found)} that could be measured, of {len(asked)}; {why}")
         return found
 
-    with open_store(folder, identity) as store:
+    what = "the roles of another run"
+    with run_folder(folder, "run.json", identity, EvaluationError, what) if folder else nullcontext("") as run:
         heads, shape = _lasting([*each(numbers[::2], "choose", ()).values()], rules)
         found, judged = _judge(
             model, heads, rules, lambda *of: each([one for one in numbers[1::2] if one not in failed], *of)
@@ -165,10 +165,7 @@ def _measure(
 
 
 def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[tuple[HeadRole, ...], dict[int, Rows]]:
-    """Return the role of each head and the rows of each prompt that judges.
-
-    More keys are hidden together only in those heads where the sink alone is not shown to change the predictions.
-    """
+    """Return the role of each head and the rows that judge it; where one key settles nothing, more are hidden."""
     judged = measure("judge", heads)
     found = {head: _conclude(model, head, [*judged.values()], rules) for head in heads}
     if some := [head for head in heads if found[head].substitutes is None]:
@@ -276,10 +273,7 @@ def find_roles_on(
 ) -> Roles:
     """Return the role of every head that has a lasting sink on given canvases, such as held-out text.
 
-    Probes of even prompts choose the heads, those of odd ones judge them; the rest is as in `find_roles`.
-
-    Raises:
-        CallError: too few prompts of either kind, or canvases that the network cannot read.
+    Probes of even prompts choose the heads, of odd ones judge them. CallError for too few, or unreadable canvases.
     """
     expect_model(model, unwatched=True)
     rules = rules or Rules()
@@ -314,10 +308,8 @@ def check_halves(probes: Sequence[Probe]) -> None:
 def cost_of_roles(
     family: Family, shape: tuple[int, int], prompts: int, canvases: int = CANVASES, rows: int = 32, **settings: Any
 ) -> dict[str, int]:
-    """Return how many ``forwards``, all calls, `find_roles` makes at most for layers of so many heads, all with sinks.
-
-    ``generation`` of them write answers; ``rows`` are canvases from which sinks are taken, as much work as ``passes``
-    through all layers.
+    """Return how many ``forwards`` `find_roles` makes at most, ``generation`` of them for answers; ``rows`` are
+    canvases without sinks, as much work as ``passes`` through all layers.
     """
     generation, heads = prompts * resolve_settings(family, **settings).most_calls, shape[0] * shape[1]
     canvases = 1 if family.causal else canvases

@@ -1,38 +1,126 @@
-"""`Roles`: the roles of a model's heads, as `find_roles` returns them and ``roles.json`` keeps them."""
+"""`Roles`: the roles of a model's heads, as `find_roles` returns them and ``roles.json`` keeps them.
+
+A verdict goes by rules fixed before a trained model was measured, but for two: the comparison with the
+control prompt by prompt, and the share of the attention of the queries that predict.
+
+The first word says whether the sink can go: **dispensable**, **needed** or **open**. The second says what it adds:
+
+idle        Without its contribution (0 behind the softmax) the predictions stay as they are: attention is parked on it.
+broadcast   Its contribution matters, and all queries that predict get the same amount of it.
+carrier     Its contribution matters, and some queries that predict get it more than others.
+undecided   Anything else, such as too little difference, or a sink at which queries that predict hardly look.
+
+An idle sink may be needed: its attention has to go somewhere, to a substitute or to the text.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.notebook_card import MOST_ROWS, card
-from sinkscope.roles.verdict import NEEDS, ROLES, Estimate, Need, Role, Rules
-from sinkscope.runs.files import compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.runs.files import compare_checksum, read_json_object, validated, with_checksum, write_whole
 from sinkscope.runs.folder import made_folder
+from sinkscope.sinks.definition import check_excess
+from sinkscope.sinks.finding import EXCESS
+
+Need = Literal["dispensable", "needed", "open"]
+"""Whether predictions stay as they are when a sink is hidden in its head alone, change, or the interval holds both."""
+Role = Literal["idle", "broadcast", "carrier", "undecided"]
+NEEDS: tuple[Need, ...] = ("dispensable", "needed", "open")
+ROLES: tuple[Role, ...] = ("idle", "broadcast", "carrier", "undecided")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The numbers in the rules.
+
+    Attributes:
+        changed: mean KL divergence from which predictions count as changed, in nats a prediction.
+        small: output norm of an idle key, over the median of its canvas, where nothing else tells it from others.
+        even: evenness from which all queries that predict get the same.
+        lasting: share of canvases in which a head has a sink by Eq. 3, of ``excess`` ε in queries' worth.
+        faint: share of the attention of the queries that predict below which evenness and control do not decide.
+    """
+
+    changed: float = 0.005
+    small: float = 0.5
+    even: float = 0.8
+    lasting: float = 0.9
+    excess: float = EXCESS
+    faint: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_excess(float(self.excess), "queries")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over prompts with its 95 % interval; None where there is none."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+def decide(
+    lasting: float,
+    zeroed: Estimate,
+    matched: Estimate,
+    matched_over: Estimate,
+    norm_ratio: Estimate,
+    evenness: Estimate,
+    taken: Estimate,
+    rules: Rules,
+) -> tuple[Role, str]:
+    """Return the role of a head's sink, and the reason, by KL divergences: ``zeroed`` without what the sink adds,
+    ``matched`` without what other keys of as much attention do, ``matched_over`` the difference prompt by prompt;
+    ``norm_ratio``: its output norm over the median; ``taken``: its share of the attention of queries that predict.
+    """
+    faint = taken.high is not None and taken.high < rules.faint
+    under = f"give it under {100 * rules.faint:.3g} % of their attention"
+    if lasting < rules.lasting:
+        return "undecided", "no lasting sink on the prompts that judge"
+    if zeroed.low is None or zeroed.high is None:
+        return "undecided", "too few prompts with a sink for an interval"
+    if zeroed.high < rules.changed:
+        if norm_ratio.high is not None and norm_ratio.high < rules.small:
+            return "idle", "adds little: a small output norm"
+        if (matched.mean or 0.0) > rules.changed and (matched_over.low or 0.0) > 0:
+            return "idle", "adds nothing that matters; other keys with as much attention do"
+        if faint:
+            return "undecided", f"what it adds changes nothing, but the queries that predict {under}"
+        return "undecided", "what it adds changes nothing; that other keys with as much attention matter is not shown"
+    if zeroed.low <= rules.changed:
+        return "undecided", "the interval of what it adds holds both"
+    if faint:
+        through = f"what it adds matters through other queries: those that predict {under}"
+        return "undecided", f"{through}, so that evenness and control say nothing"
+    if evenness.low is not None and evenness.low > rules.even:
+        return "broadcast", "what it adds matters, to all queries that predict alike"
+    if evenness.high is not None and evenness.high < rules.even:
+        return "carrier", "what it adds matters, to some queries that predict more than to others"
+    return "undecided", "what it adds matters, but the interval of its evenness holds both"
+
 
 FILE = "roles.json"
 MOST_TRIED = 8
-"""Keys of one head that are hidden together at most."""
 
 
 @dataclass(frozen=True)
 class HeadRole:
-    """The role of one head's sink.
+    """The role of one head's sink: ``need``, whether it can go; ``role``, what it adds, by which ``reason``.
 
     Attributes:
-        need: whether the sink can go; role: what it adds; reason: which rule decided the role, in words.
         lasting: share of the judged canvases in which the head has a sink by Eq. 3.
-        place: mean position of the sink over the length of the canvas; position: where it is most often; token: text
-            of the token that it is most often, None where two are equally often.
-        measured: {name: estimate over the judged prompts}. ``share``: its column over all attention.
-            ``committed_share``: of the queries whose token is committed. ``norm_ratio``: its output norm over the
-            median. ``evenness``: see `Sight`. ``kl.RULE`` and ``kept.RULE``: see `removals_of`. ``to_substitutes``,
-            ``to_text``, ``to_itself``, ``to_sink_token`` (the network's own): shares of its attention that go there
-            without it.
+        place: mean position over the length of the canvas; position, token: most frequent, None where two are.
+        measured: {name: estimate over the judged prompts}: ``share`` of all attention; ``committed_share`` of that of
+            the queries committed; ``norm_ratio``: output norm over the median; ``evenness``: see `Sight`; ``kl.RULE``,
+            ``kept.RULE``: see `removals_of`; ``to_…``: where the head's attention goes without the sink.
         substitutes: the least number of largest columns, of 1, 2, 3, 4, 6 and 8, that are shown to change the
             predictions when hidden; None where none are.
         substitutes_at_least: the least number that may change them, one more than are shown to change nothing.
@@ -72,20 +160,16 @@ class HeadRole:
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of a model's heads.
+    """The roles of a model's ``heads``, all that have a lasting sink on the prompts that choose.
 
     Attributes:
-        heads: every head that has a lasting sink on the prompts that choose.
-        prompts, judged: how many prompts there were, and how many of them judged.
-        failed: {prompt: why} of prompts that could not be measured.
+        prompts, judged: how many prompts there were, and how many of them judged; failed: {prompt: why}.
         settings: of the sampler, and ``canvases`` of each prompt; empty where they are not known, as source may be.
         together: {``dispensable`` or a role: {``kl.RULE``, ``kept.RULE``: estimate}} of hiding the sinks of all such
-            heads at once on the prompts that judged them, where there are two, if it was measured; RULE: ``sink``,
-            ``sink.zero``, ``rowmass`` or ``rowmass.zero``.
-        dtype: of the weights and the measurement; empty where it is not known.
+            heads at once; RULE: ``sink``, ``sink.zero``, ``rowmass`` or ``rowmass.zero``.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``.
         canvas_tokens: tokens of the shortest and the longest canvas with the whole answer; None where not known.
-        config_hash: see `models.ModelCard`; empty where it is not known.
+        dtype, config_hash: of weights and measurement, see `models.ModelCard`; empty where not known.
     """
 
     model: str
@@ -184,36 +268,20 @@ class Roles:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Roles":
         """Return the roles that `as_dict` made these values of; raise CallError for others."""
-        from pydantic import TypeAdapter, ValidationError
-
         given = {**values, "rules": {"faint": 0.0, **values.get("rules", {})}}  # older files lack that rule
-        try:
-            return TypeAdapter(cls).validate_python(given)
-        except ValidationError as error:
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise CallError(f"{where}: expected what `sinkscope roles` writes, found another value") from error
+        return validated(cls, given, FILE, CallError)
 
 
 def read_roles(path: str | Path) -> Roles:
-    """Read the roles that ``sinkscope roles`` wrote, from its folder or the file ``roles.json`` in it.
-
-    Raises:
-        CallError: there is no such file, or it holds something else.
-    """
+    """Read the roles that ``sinkscope roles`` wrote, from its folder or ``roles.json`` in it; CallError without any."""
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
-    if not file.exists():
-        raise CallError(f"{file}: no roles there; `sinkscope roles MODEL --out FOLDER` finds them")
-    values = read_json_object(file, CallError, "expected what `sinkscope roles` writes")
+    values = read_json_object(file, CallError, "`sinkscope roles MODEL --out FOLDER` writes roles")
     compare_checksum(values, file, CallError)
     return Roles.from_dict(values)
 
 
 def roles_for(weight_hash: str | None, given: Roles | None, config_hash: str | None = None) -> Roles | None:
-    """Return the roles given, None where none are.
-
-    Raises:
-        CallError: they are not of the model with these weights and this config.json.
-    """
+    """Return the roles given, or None; CallError where they are of another model."""
     if given is not None and not given.are_of({"weight_hash": weight_hash, "config_hash": config_hash}):
         raise CallError(
             f"the roles are of {given.model} with weights {given.weight_hash[:12]}… and the config.json "

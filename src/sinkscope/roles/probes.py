@@ -21,18 +21,15 @@ from sinkscope.errors import CallError
 from sinkscope.models import Model, block_length
 
 CANVASES = 4
-"""Canvases of one prompt of a diffusion model."""
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """One canvas.
+    """One canvas of the prompt of that number, at that ``step`` of its generation (causal: the last).
 
     Attributes:
-        prompt: number of the prompt it comes from.
-        step: of the generation; the last one for an autoregressive model.
-        readers: the queries from which the compared predictions are read: those of masked tokens, one place to the left
-            for a family with a logit shift; for an autoregressive model those that predict its answer.
+        readers: the queries whose predictions are compared: of masked tokens, one place to the left for a family with a
+            logit shift; of an autoregressive model those that predict its answer.
         committed: those readers whose prediction is committed in this step; all of them for an autoregressive model.
         block: tokens of the blocks in which block diffusion wrote it; None for the checkpoint's, and other models.
     """
@@ -46,22 +43,13 @@ class Probe:
 
 
 def check_probe(model: Model, probe: Probe, where: str) -> None:
-    """Raise CallError for a probe that is too long for a network, or in blocks that it does not know."""
+    """Raise CallError for a probe that is too long for a network."""
     if len(probe.tokens) > model.card.max_positions:
         raise CallError(f"{where}: {model.limit}, found one of {len(probe.tokens)}")
-    if probe.block is not None and block_length(model.network) is None:
-        raise CallError(f"{where}: expected block=None, as {model.card.name} sees no blocks, found {probe.block}")
 
 
 def make_probes(model: Model, prompt: Any, number: int = 0, canvases: int = CANVASES, **settings: Any) -> list[Probe]:
-    """Write an answer to the prompt of a number and return probes of it; ``settings`` are those of the sampler.
-
-    Args:
-        canvases: how many steps of a diffusion model's generation become probes, spread evenly over those with masks.
-
-    Raises:
-        CallError: a prompt or settings that do not fit, or an answer without a prediction to compare.
-    """
+    """Write an answer and return probes of it, at most ``canvases``; CallError where there is nothing to compare."""
     mask, shift = model.card.mask_id, int(model.family.shift)
     if model.family.causal:
         answer = generate(model, prompt, **settings)
@@ -116,10 +104,7 @@ def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> to
 def divergence(
     said: Float[torch.Tensor, "reader vocabulary"], changed: Float[torch.Tensor, "row reader vocabulary"]
 ) -> Float[torch.Tensor, " row"]:
-    """Return the mean KL divergence of changed predictions from what was said, given as log-probabilities, in nats.
-
-    The memory of ``changed`` is used up. A product of matrices would lose four digits over a large vocabulary.
-    """
+    """Return the mean KL divergence of changed predictions from what was said, in nats; ``changed`` is used up."""
     return torch.sub(said, changed, out=changed).mul_(said.exp()).sum(-1).mean(-1).clamp(min=0)
 
 
@@ -130,10 +115,7 @@ def blocks_of(session: Session) -> list[nn.Module]:
 
 @contextmanager
 def beginning_at(session: Session, layer: int, outputs: Sequence[torch.Tensor], rows: int) -> Iterator[None]:
-    """Let the layers below one return what the layer in front of it did, ``outputs``, instead of computing it again.
-
-    What hides keys from a layer on leaves the layers below as they are, so that each canvas of a call may share theirs.
-    """
+    """Let the layers below one return what the layer in front of it did, ``outputs``, instead of computing it again."""
     with ExitStack() as patches:
         if layer and outputs:
             below = outputs[layer - 1].expand(rows, -1, -1)

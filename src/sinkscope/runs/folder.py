@@ -5,6 +5,7 @@ A lock is a file that the system locks for its holder and releases when the hold
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -13,8 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.runs.files import CHECKSUM, UNFINISHED, compare_checksum, read_json_object, with_checksum, write_whole
+from sinkscope.errors import CallError, EvaluationError, SinkscopeError
+from sinkscope.runs.files import (
+    CHECKSUM,
+    UNFINISHED,
+    checksum_of,
+    compare_checksum,
+    read_json_object,
+    read_object,
+    with_checksum,
+    write_whole,
+)
 
 CLAIM = ".claim"
 """Name of the lock in a folder that is being written."""
@@ -25,6 +35,7 @@ EVALUATION, COMPARISON, ROLES = "an evaluation", "a comparison of caches", "role
 """The kinds of results that a folder with a run.json may hold."""
 
 Failure = type[SinkscopeError]
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -154,6 +165,40 @@ def names_in(folder: Path) -> list[str]:
 def item_path(folder: Path, index: int, suffix: str) -> Path:
     """Return the file of an item; in a folder of them the order of names is that of numbers."""
     return folder / f"{index:06d}{suffix}"
+
+
+class Items:
+    """The items of a run, one a file; ``run`` is a hash of all that decides them: items of other runs do not count."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.folder, self.run = folder, run
+
+    def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
+        """Return a committed item; None too if it stood ``beside`` fewer problems. A damaged one is set aside."""
+        path = item_path(self.folder, index, ".json")
+        item = read_object(path)
+        if item is None and not path.exists():
+            return None
+        ours = item is not None and item.pop(CHECKSUM, None) == checksum_of(item)
+        if not ours or (item["run"], item["index"]) != (self.run, index):
+            aside = path.with_name(f"{path.name}.damaged")
+            with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                os.replace(path, aside)
+            what = f"it is kept as {aside.name} and the problem is done again"
+            _log.warning("%s is damaged or of another run; %s", path, what)
+            return None
+        return item if item.get("beside", beside) >= beside else None
+
+    def commit(self, index: int, item: Mapping[str, Any]) -> None:
+        content = json.loads(json.dumps({"run": self.run, "index": index, **item}))
+        write_json(item_path(self.folder, index, ".json"), with_checksum(content))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object as a whole file, in a folder that is made."""
+    kept = "what was done before is kept: make room and run the same command again"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -1,6 +1,6 @@
 # isort: skip_file
 
-from .equal_share import AveragedMoves as AveragedMoves, averaged_moves as averaged_moves
+from .tracking import AveragedMoves as AveragedMoves, averaged_moves as averaged_moves
 from .definition import (
     Rule as Rule,
     Unit as Unit,

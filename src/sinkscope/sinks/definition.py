@@ -9,7 +9,9 @@ Quirk: paper 1's text divides by the number of queries, with which Eq. 3 and ε 
 axes up to 50. Sums (``queries``) and percent of all attention are offered, and the mean form is refused for ε ≥ 1.
 """
 
-from typing import Literal
+import re
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -38,9 +40,7 @@ def in_unit(
 def excess_of(
     columns: Float[np.ndarray, "*step layer head key"], uniform: Float[np.ndarray, "*step layer one key"] | None = None
 ) -> Float[np.ndarray, "*step layer head key"]:
-    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), over the positions that are not NaN; with ``uniform`` columns, in
-    the same unit, the excess over these. NaN stays NaN.
-    """
+    """c_j − mean over k ≠ j of c_k (paper 1, Eq. 3), NaN left out; with ``uniform`` columns the excess over these."""
     count = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     others = np.maximum(count - 1, 1)
     if uniform is not None:
@@ -62,25 +62,18 @@ def excess_in(
 
 def check_excess(excess: float, unit: str) -> None:
     """Raise CallError for an unknown unit, a threshold below 0 or NaN, or ε ≥ 1 on means."""
-    if unit not in UNITS or not 0 <= excess < np.inf:
-        raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, found {excess} in {unit}")
-    if unit == "mean" and excess >= 1:
-        raise CallError(
-            f"excess {excess:g} on means can never hold: a column mean is a share of attention, at most 1. "
-            "Paper 1's epsilon = 3 is meant in sums: use unit='queries' (or 'percent')"
+    if unit not in UNITS or not 0 <= excess < (1 if unit == "mean" else np.inf):
+        why = (
+            "on means 1 can never hold, as a mean is a share of attention; paper 1's ε = 3 is meant in sums, 'queries'"
         )
+        raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, found {excess} in {unit}; {why}")
 
 
 def is_sink(
     columns: Float[np.ndarray, "*step layer head key"], excess: float = 3.0, unit: Unit = "queries"
 ) -> Bool[np.ndarray, "*step layer head key"]:
-    """Eq. 3: which keys exceed the mean of the others by more than ``excess``, ε in that unit.
-
-    Args:
-        columns: column sums in queries' worth, NaN where there is no token.
-
-    Raises:
-        CallError: see `check_excess`.
+    """Eq. 3: which ``columns`` (in queries' worth, NaN: no token) exceed the mean of the others by more than
+    ``excess``, ε in that unit. CallError: see `check_excess`.
     """
     check_excess(excess, unit)
     with np.errstate(invalid="ignore"):
@@ -92,18 +85,14 @@ def visible_query_mean(
     causal: bool,
     reach: Int[np.ndarray, "*step layer"] | None = None,
 ) -> Float[np.ndarray, "*step layer head key"]:
-    """Return column sums over the number of queries that see the key: S without ``causal``; with it those from the key
-    on, S − j, and behind a sliding window ``reach`` of them at most (see `reach_of`).
-    """
+    """Return column sums over the queries that see the key: S; causal S − j, ``reach`` of them behind a window."""
     length = (~np.isnan(columns)).sum(axis=-1, keepdims=True)
     seen = length - np.arange(columns.shape[-1]) if causal else length
     return columns / np.maximum(seen if reach is None else np.minimum(seen, reach[..., None, None]), 1)
 
 
 def reach_of(last_query: Float[np.ndarray, "*step layer head key"]) -> Int[np.ndarray, "*step layer"]:
-    """Return how many keys the newest query of a layer sees: those that any of its heads attends to where they are the
-    newest ones, as behind a sliding window; else all.
-    """
+    """Return how many keys the newest query of a layer sees, behind a sliding window fewer than all."""
     with np.errstate(invalid="ignore"):
         seen = (last_query > 0).any(axis=-2)
     length = (~np.isnan(last_query[..., 0, :])).sum(axis=-1)
@@ -130,9 +119,7 @@ def uniform_columns(length: int, reach: Int[np.ndarray, " layer"]) -> Float[np.n
 def last_query_window(
     last_query: Float[np.ndarray, "step layer head key"], window: int = 16
 ) -> Float[np.ndarray, "step layer head key"]:
-    """Column sums over the newest ``window`` queries of an autoregressive trace, one a step; the first steps sum fewer,
-    and a key that came later counts 0 for the rows before it.
-    """
+    """Column sums over the newest ``window`` queries of an autoregressive trace, one a step; the first sum fewer."""
     rows = np.nan_to_num(last_query)
     summed = np.cumsum(rows, axis=0, dtype=np.float64)
     summed[window:] = summed[window:] - summed[:-window].copy() if len(summed) > window else summed[window:]
@@ -144,3 +131,43 @@ def running_mean(columns: Float[np.ndarray, "step layer head key"]) -> Float[np.
     there = ~np.isnan(columns)
     total = np.cumsum(np.where(there, columns, 0), axis=0, dtype=np.float64)
     return np.where(there, total / np.maximum(np.cumsum(there, axis=0), 1), np.nan).astype(columns.dtype)
+
+
+CLASSES = ("mask", "newline", "white space", "punctuation", "special", "digit", "word")
+
+_SPECIAL = re.compile(r"<\|?/?[A-Za-z_][\w .-]*\|?>|<\|[^|]*\|>|\[[A-Z]{2,}\]")
+_BYTE_LEVEL = str.maketrans({"Ġ": " ", "Ċ": "\n", "ĉ": "\t", "▁": " "})
+
+
+@cache
+def class_of(text: str) -> str:
+    """Return the class of a token by how it reads; `token_class` knows masks and special tokens better."""
+    plain = text.translate(_BYTE_LEVEL)
+    bare = plain.strip()
+    if not bare:
+        return "newline" if "\n" in plain else "white space"
+    if _SPECIAL.fullmatch(bare):
+        return "special"
+    if bare.isdigit():
+        return "digit"
+    return "word" if any(character.isalnum() for character in bare) else "punctuation"
+
+
+def text_of(tokenizer: Any, token: int) -> str:
+    """Return how a token reads: a special one by its name, bytes that are no whole character as ``<0xE2>``."""
+    text = tokenizer.decode([token])
+    if text and "\ufffd" not in text:
+        return str(text)
+    name = str(tokenizer.convert_ids_to_tokens(token) or "")
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    if not {*name} <= letters.keys():
+        return name
+    read = bytes(letters[letter] for letter in name).decode(errors="surrogateescape")
+    return "".join(f"<0x{ord(one) - 0xDC00:02X}>" if "\udc80" <= one <= "\udcff" else one for one in read)
+
+
+def token_class(text: str | None, is_mask: bool, is_special: bool) -> str:
+    """Return one of `CLASSES`, first by its id, then by how it reads; a token without a text is a word."""
+    return "mask" if is_mask else "special" if is_special else class_of(text) if text else "word"

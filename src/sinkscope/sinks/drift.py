@@ -17,9 +17,7 @@ FRONTIERS = ("nearest_mask", "leftmost_mask", "rightmost_mask", "block_edge")
 
 
 def slopes(position: Float[np.ndarray, "step *head"]) -> Float[np.ndarray, "*head"]:
-    """Return the least-squares slope of a position against the step, in positions per step, without NaN steps; NaN
-    where fewer than two are left. Exact sums of whole positions: a slope of 0 is 0, without rounding.
-    """
+    """Return the least-squares slope of a position in positions a step, exact for whole ones; NaN below two steps."""
     position = np.asarray(position, dtype=np.float64)
     there = ~np.isnan(position)
     step = np.arange(len(position), dtype=np.float64).reshape(-1, *[1] * (position.ndim - 1))
@@ -39,9 +37,7 @@ def as_positions(main: Int[np.ndarray, "step layer head"]) -> Float[np.ndarray, 
 
 @dataclass(frozen=True, eq=False)
 class MainMoves:
-    """Moves of the main sink of each head, to the right positive, and swaps, between ``pairs`` of steps in a row that
-    both have one; drift is NaN with fewer than two steps that have one.
-    """
+    """Moves (to the right positive) and swaps of each head's main sink between ``pairs`` of steps that have one."""
 
     distance: Int[np.ndarray, "transition layer head"]
     pairs: Int[np.ndarray, "layer head"]
@@ -94,9 +90,7 @@ def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray
 
 
 def blocks_of(written: Int[np.ndarray, "step position"], first: int, block: int) -> Int[np.ndarray, " step"]:
-    """Return the block of each step: that of its first commit, or of the step before; −1 before any. ``first``: where
-    the first block begins; ``block``: its tokens.
-    """
+    """Return the block (of ``block`` tokens from ``first`` on) of each step, of its first commit; −1 before any."""
     committed = written >= 0
     found = np.where(committed.any(axis=1), (committed.argmax(axis=1) - first) // block, -1)
     latest = np.maximum.accumulate(np.where(found >= 0, np.arange(len(found)), -1))
@@ -106,3 +100,81 @@ def blocks_of(written: Int[np.ndarray, "step position"], first: int, block: int)
 def block_edges(blocks: Int[np.ndarray, " step"], first: int, block: int) -> Float[np.ndarray, " step"]:
     """Return the last position of the block of each step; NaN where there is none."""
     return np.where(blocks >= 0, first + (blocks + 1) * block - 1, np.nan).astype(np.float64)
+
+
+STATIC_SHARE = 0.95
+KINDS = ("static", "moved", "vanished", "reappeared", "one_step", "lasting")
+STATIC, MOVED, VANISHED, REAPPEARED, ONE_STEP, LASTING = range(len(KINDS))
+PAIRS = 2_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """Episodes by head, first step, position; ``kind``: number in `KINDS`; ``successor``: it moved to that, or −1."""
+
+    head: Int[np.ndarray, " episode"]
+    position: Int[np.ndarray, " episode"]
+    first: Int[np.ndarray, " episode"]
+    last: Int[np.ndarray, " episode"]
+    kind: Int[np.ndarray, " episode"]
+    successor: Int[np.ndarray, " episode"]
+
+    @property
+    def durations(self) -> Int[np.ndarray, " episode"]:
+        return self.last - self.first + 1
+
+
+def find_episodes(
+    step: Int[np.ndarray, " sink"],
+    head: Int[np.ndarray, " sink"],
+    position: Int[np.ndarray, " sink"],
+    steps: int,
+    tolerance: int = 0,
+    short_too: bool = True,
+    ordered: bool = False,
+) -> Episodes:
+    """Return the episodes of sinks (``ordered``: by head, key, step); ``short_too``: with successors of short ones."""
+    if not ordered:
+        order = np.lexsort((step, position, head))
+        step, head, position = (one[order] for one in (step, head, position))
+    step, head, position = (np.asarray(one, dtype=np.int64) for one in (step, head, position))
+    fresh = np.ones(len(step), dtype=bool)
+    fresh[1:] = (head[1:] != head[:-1]) | (position[1:] != position[:-1]) | (step[1:] - step[:-1] > 1 + tolerance)
+    start = np.flatnonzero(fresh)
+    end = np.append(start[1:], len(step))[: len(start)] - 1
+    head, position, first, last = head[start], position[start], step[start], step[end]
+    again = np.zeros(len(start), dtype=bool)
+    again[:-1] = (head[1:] == head[:-1]) & (position[1:] == position[:-1])
+    order = np.argsort((head * (steps + 1) + first) * (int(position.max(initial=0)) + 1) + position, kind="stable")
+    head, position, first, last, again = (one[order] for one in (head, position, first, last, again))
+    static = last - first + 1 >= STATIC_SHARE * steps
+    asked = ~static & (last < steps - 1) & (short_too | (last > first))
+    successor = _successors(head, position, first, last, np.flatnonzero(asked), steps)
+    kind = np.where(last < steps - 1, VANISHED, LASTING)
+    kind[again] = REAPPEARED
+    kind[successor >= 0] = MOVED
+    kind[first == last] = ONE_STEP
+    kind[static] = STATIC
+    return Episodes(head, position, first, last, kind, successor)
+
+
+def _successors(
+    head: np.ndarray, position: np.ndarray, first: np.ndarray, last: np.ndarray, asked: np.ndarray, steps: int
+) -> np.ndarray:
+    """Return the numbers of the successors, −1 where there is none; episodes are ordered by head and first step."""
+    successor, none = np.full(len(head), -1), np.iinfo(np.int64).max
+    start = head * (steps + 2) + first
+    low = np.searchsorted(start, head[asked] * (steps + 2) + last[asked] - 1)
+    counts = np.searchsorted(start, head[asked] * (steps + 2) + last[asked] + 1, side="right") - low
+    asked, low, counts = asked[counts > 0], low[counts > 0], counts[counts > 0]
+    pieces = np.split(np.arange(len(asked)), np.flatnonzero(np.diff(np.cumsum(counts) // PAIRS)) + 1)
+    for piece in pieces if len(asked) else []:
+        begin = np.cumsum(counts[piece]) - counts[piece]
+        number = np.repeat(asked[piece], counts[piece])
+        other = np.arange(len(number)) + np.repeat(low[piece] - begin, counts[piece])
+        distance = np.abs(position[other] - position[number])
+        fits = (distance > 0) & (first[other] > first[number]) & (last[other] > last[number])
+        nearest = np.minimum.reduceat(np.where(fits, distance * len(head) + other, none), begin)
+        found = nearest < none
+        successor[asked[piece][found]] = nearest[found] % len(head)
+    return successor

@@ -33,12 +33,9 @@ ALL, EXCESS = slice(None), 3.0
 class Sinks:
     """The sinks of one trace, a row each, ordered by step, layer, head, position; see `definition` for the ``rule``.
 
-    Attributes:
-        column_sum: in queries' worth of attention, whatever the unit of the threshold and of the excess.
-        visible_query_mean: the column over the number of queries that see the key, see `followed_columns.query_means`.
-        selected_share: sinks over all step × layer × head × position within ``lengths``.
-        columns: [step, layer, head, key], in which sinks are followed, ``source`` their name; ``moving``: where they
-            are sinks, not in the first ``uncounted`` steps; ``ranked``: by which the main sink is the largest.
+    column_sum is in queries' worth; visible_query_mean over the queries that see the key; selected_share: sinks over
+    all step × layer × head × position. ``columns`` [step, layer, head, key] of ``source``, in which sinks are followed,
+    ``moving`` where they are sinks, from ``uncounted`` steps on; by ``ranked`` the main sink is the largest.
     """
 
     step: Int[np.ndarray, " sink"]
@@ -65,9 +62,7 @@ class Sinks:
         return len(self.step)
 
     def places(self) -> list[tuple[int, int, int, float, float]]:
-        """Return (position, token, how often, mean column sum, mean of visible_query_mean) of every place with a sink,
-        the most frequent first.
-        """
+        """Return (position, token, how often, mean column sum, visible_query_mean) of every place, by frequency."""
         places, at = np.unique(np.stack([self.position, self.token]), axis=1, return_inverse=True)
         count = np.bincount(at.ravel(), minlength=places.shape[1])
         means = [np.bincount(at.ravel(), one, len(count)) / count for one in (self.column_sum, self.visible_query_mean)]
@@ -99,9 +94,7 @@ class Sinks:
 
 
 def rule_of(causal: bool, crossing: bool = False, asked: Rule | None = None) -> Rule:
-    """Return the rule that holds: the one that was asked for in causal self-attention, ``uniform`` by default; else Eq.
-    3, where every query sees every key.
-    """
+    """Return the rule asked for in causal self-attention (``uniform`` by default); else Eq. 3, which is the same."""
     return (asked or "uniform") if causal and not crossing else "eq3"
 
 
@@ -112,9 +105,7 @@ def _rule_in(recorded: Recorded, asked: Rule | None) -> Rule:
 def followed_sinks(
     recorded: Recorded, excess: float, unit: Unit, rule: Rule | None, layers: slice = ALL, heads: slice = ALL
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the columns in which sinks are followed, of some layers and heads, where they are sinks, and by what the
-    main sink is the largest.
-    """
+    """Return the columns in which sinks are followed, where they are, and by what the main sink is the largest."""
     columns, expected, filled = Followed.of(recorded).columns(recorded, layers, heads), None, np.ones(1)
     if recorded.causal and unit == "queries":
         filled = np.minimum(np.arange(recorded.steps) + 1, WINDOW) / WINDOW
@@ -131,16 +122,13 @@ def followed_sinks(
 def find_sinks(
     trace: Recorded | str | Path, excess: float = EXCESS, unit: Unit = "queries", rule: Rule | None = None
 ) -> Sinks:
-    """Return the sinks of a trace, in every step, layer and head.
+    """Return the sinks of a trace, an open one or a path, in every step, layer and head.
 
     Args:
-        trace: an open trace, or the path of one.
         excess: ε, in ``unit``: ``queries`` (column sums), ``percent`` of all attention, or ``mean``.
         rule: ``uniform`` or ``eq3``, see `rule_of`.
 
-    Raises:
-        CallError: a threshold that cannot hold in that unit or on that canvas.
-        SinkscopeError: a trace without a whole step, or none at the path.
+    Raises CallError for a threshold that cannot hold; SinkscopeError for a trace without a whole step, or none.
     """
     check_excess(excess, unit)
     recorded: Recorded = as_trace(trace)

@@ -21,9 +21,7 @@ BLOCKS = f"newest blocks of {WINDOW} or more queries"
 
 
 def uncounted(causal: bool, steps: int) -> int:
-    """Return how many of the first steps do not count, as the window of a causal trace has too few queries: those with
-    fewer than 16, or than half of the steps. In a window that is not full, ε is the same share of its attention.
-    """
+    """Return how many first steps of a causal trace do not count: with fewer queries than 16 or half the steps."""
     return min(WINDOW, (steps + 1) // 2) - 1 if causal else 0
 
 
@@ -43,8 +41,8 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True)
 class Followed:
-    """The columns of a trace in which its sinks are followed: ``column_sums``; ``last_query`` of an autoregressive
-    model, whose rows are added up over 16 steps; ``newest_columns`` of the running block and those before it.
+    """The columns in which a trace's sinks are followed: ``column_sums``; ``last_query`` of autoregressive models,
+    added up over 16 steps; ``newest_columns`` of the running block and those before it.
     """
 
     tensor: Literal["column_sums", "last_query", "newest_columns"]
@@ -97,9 +95,7 @@ def count_queries(
     hidden_norms: Float[np.ndarray, "*step layer key"] | None = None,
     sink_token: Float[np.ndarray, "*step layer head sink"] | None = None,
 ) -> Int[np.ndarray, "*step layer"]:
-    """Return how many queries a layer has: tokens that were computed, whose hidden norms are not NaN; without them the
-    sum of the columns (of which a rule that zeroes keys takes some away) and of the ``sink_token``, which is no key.
-    """
+    """Return how many queries a layer has, by hidden norms that are not NaN; else columns plus the ``sink_token``."""
     if hidden_norms is not None:
         return (~np.isnan(hidden_norms)).sum(axis=-1)
     total = np.nansum(columns, axis=-1) + (0 if sink_token is None else np.nansum(sink_token, axis=-1))
@@ -109,10 +105,8 @@ def count_queries(
 def query_means(
     recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]
 ) -> Float[np.ndarray, "step layer head key"]:
-    """Return columns over the number of queries that may see the key.
-
-    In self-attention of causal models these are all from the key on, or those whose sliding window holds it, in block
-    diffusion all from the key's block on, else the queries of the step, or all tokens where only arrays are given.
+    """Return columns over the number of queries that may see the key: in causal models from the key on (its window), in
+    block diffusion from its block on, else all of the step, or all tokens where only arrays are given.
     """
     crossing = attends_elsewhere(getattr(recorded, "manifest", None) or {})
     if not crossing and (recorded.causal or not isinstance(recorded, Trace)):
@@ -138,10 +132,7 @@ def followed_queries(recorded: Recorded) -> Float[np.ndarray, " step"]:
 
 
 def _queries(recorded: Recorded, columns: Float[np.ndarray, "step layer head key"]) -> Int[np.ndarray, "step layer"]:
-    """Return the queries of the layers of these columns, the first ones of the trace, or of all layers alike.
-
-    Where all tokens are queries and a rule takes some of their attention away, their number is that of the tokens.
-    """
+    """Return the queries of these columns' layers: all tokens where a rule takes some of the attention away."""
     held = recorded.tensors if isinstance(recorded, Trace) else ()
     crossing = attends_elsewhere(recorded.manifest)
     if "hidden_norms" in held and not crossing:
@@ -164,9 +155,7 @@ def cached(manifest: Mapping[str, Any]) -> bool:
 
 
 def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> bool:
-    """Return whether the columns of every head add up to the tokens of its canvas, in the runs of a manifest or in a
-    trace: not behind a cache, in cross-attention, with a sink token of the network, or where a rule zeroes weights.
-    """
+    """Return whether all columns add up to the tokens: no cache, crossing, sink tokens, or rules that zero weights."""
     if cached(manifest) or attends_elsewhere(manifest) or zeroes(manifest):
         return False
     if trace is None:

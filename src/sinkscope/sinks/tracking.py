@@ -4,6 +4,7 @@ A track is a longest stretch of steps in which one position is a sink in one hea
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.counts import counted
-from sinkscope.errors import CallError
 from sinkscope.notebook_card import MOST_ROWS, card
-from sinkscope.sinks.drift import IsSink, MainMoves, as_positions, slopes
-from sinkscope.sinks.episodes import KINDS, find_episodes
+from sinkscope.sinks.definition import excess_in, last_query_window, uniform_rows
+from sinkscope.sinks.drift import KINDS, IsSink, MainMoves, as_positions, find_episodes, slopes
 from sinkscope.sinks.finding import Sinks
-from sinkscope.sinks.followed_columns import mean_share
+from sinkscope.sinks.followed_columns import WINDOW, Followed, Recorded, mean_share
+from sinkscope.traces.reading import as_trace, expect_steps
 
 KIND_MEANINGS = {
     "static": "a sink in at least 95 % of the steps that count",
@@ -27,16 +28,13 @@ KIND_MEANINGS = {
     "one_step": "lives for one step",
     "lasting": "still a sink in the last step, and none of the others",
 }
-"""The kinds of tracks, in the order of `KINDS`."""
 FEW_BLOCKS = 10
 """With fewer blocks of steps to shuffle, a trace tells little of whether a drift is chance."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """One sink from its first to its last step; number of the track it moved to and the distance, None where it did
-    not; a track of one step has a successor, too.
-    """
+    """One sink from its first to its last step; number of the track it moved to and the distance, or None."""
 
     layer: int
     head: int
@@ -62,13 +60,8 @@ class HeadMovement:
 
 @dataclass(frozen=True, eq=False)
 class Tracks:
-    """All tracks of a trace, and the movement of its heads.
-
-    Attributes:
-        main: position of the main sink, −1 where no sink.
-        source: which columns were followed.
-        uncounted: the first steps, which do not count (see `followed_columns.uncounted`).
-        is_sink: whether the rule holds in any steps, layers, heads and positions.
+    """All tracks of a trace, and the movement of its heads, in the columns ``source``; ``main``: position of the main
+    sink, −1 without; ``uncounted``: the first steps; ``is_sink``: the rule at any steps, layers, heads, positions.
     """
 
     tracks: tuple[Track, ...]
@@ -125,13 +118,7 @@ def main_sinks(
 
 
 def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
-    """Return the tracks and main sinks of a trace.
-
-    Args:
-        tolerance: a dip below the threshold of at most so many steps does not end a track, nor a main sink where its
-            head has no other; CallError below 0.
-    """
-    check_tolerance(tolerance)
+    """Return the tracks and main sinks of a trace; dips of at most ``tolerance`` steps end neither."""
     before, (steps, _, heads) = sinks.uncounted, sinks.moving.shape[:3]
     step, layer, head, position = np.nonzero(sinks.moving[before:])
     episodes = find_episodes(step, layer * heads + head, position, steps - before, tolerance)
@@ -155,12 +142,6 @@ class SinksIn:
 
     def __call__(self, step: np.ndarray, layer: np.ndarray, head: np.ndarray, position: np.ndarray) -> np.ndarray:
         return self.selected[step, layer, head, position]
-
-
-def check_tolerance(tolerance: int) -> None:
-    """Raise CallError for a tolerance below 0."""
-    if tolerance < 0:
-        raise CallError(f"tolerance: expected a number of steps from 0 upwards, found {tolerance}")
 
 
 def fill_dips(main: Int[np.ndarray, "step *head"], tolerance: int) -> Int[np.ndarray, "step *head"]:
@@ -212,9 +193,7 @@ class MovementTest:
 
 @dataclass(frozen=True)
 class MainPlace:
-    """The place at which most ``heads`` have their main sink in more steps than elsewhere, and its share of the
-    attention of the queries followed, mean over layers, heads and steps.
-    """
+    """The place at which most ``heads`` have their main sink in more steps than elsewhere, with its mean share."""
 
     position: int
     token: int
@@ -233,9 +212,7 @@ def main_place(
     columns: Float[np.ndarray, "step key"],
     tokens: Int[np.ndarray, "step position"],
 ) -> MainPlace | None:
-    """Return the place of most heads' main sink (−1: none), ties to the lower one; None without any. ``columns`` are
-    means over layers and heads.
-    """
+    """Return the place of most heads' main sink (−1: none), ties to the lower one; ``columns`` are means over heads."""
     step, layer, head = there = np.nonzero(main >= 0)
     if not len(step):
         return None
@@ -265,9 +242,8 @@ def movement_test(
 ) -> MovementTest:
     """Return moves and drift beside those of the same main sinks with their steps in random order, all heads together.
 
-    A sink that stays for a while has a slope in nearly every trace, a drift in six of ten if single steps are shuffled.
-    So blocks are, twice as long as sinks stay: then it is one in twenty or fewer. Sinks that only follow the tokens
-    committed from left to right drift, too. Without ``is_sink`` every change of place is a move.
+    A sink that stays drifts in six of ten traces if single steps are shuffled, so blocks are, twice as long as sinks
+    stay: one in twenty or fewer. Without ``is_sink`` every change of place is a move.
     """
     found, main = MainMoves.of(main, is_sink), main[uncounted:]
     counted = ~np.isnan(found.drift)
@@ -345,3 +321,51 @@ def _blocks_shuffled(steps: int, block: int, rng: "np.random.Generator") -> Int[
     cuts = np.arange(rng.integers(block), steps, block)
     parts = np.split(np.arange(steps), cuts[cuts > 0])
     return np.concatenate([parts[part] for part in rng.permutation(len(parts))])
+
+
+SHARE = 3 / WINDOW
+
+
+@dataclass(frozen=True)
+class AveragedMoves:
+    """Moves of main sinks that exceed others by one ``share`` of the attention of ``queries``, averaged in each step:
+    means over ``heads``, None without. Compare equal numbers of queries only.
+    """
+
+    queries: int
+    share: float
+    moves_per_head: float | None
+    swaps_per_head: float | None
+    heads: int
+    steps: int
+
+
+def averaged_moves(
+    trace: Any, windows: Sequence[int] = (1, 2, 4, 8, 16, 32), share: float = SHARE
+) -> list[AveragedMoves]:
+    """Return the moves at one share of attention, averaged over as many queries as windows say: in a causal trace, by
+    ``uniform``, over the newest ones; in a diffusion trace over W / S steps, at least one, of canvases of S.
+    """
+    recorded: Recorded = as_trace(trace)
+    expect_steps(recorded, "compare moves in")
+    uniform, queries = None, 1
+    if recorded.causal:
+        rows = np.asarray(recorded.last_query[:], np.float32)
+        uniform = uniform_rows(rows)
+    else:
+        rows = Followed.of(recorded).columns(recorded)
+        queries = max(1, round(float(np.nansum(rows, axis=-1).mean())))
+    most = (recorded.steps + 1) // 2
+    sizes = sorted({max(1, round(window / queries)) for window in windows if window <= most * queries} or {1})
+    found = []
+    for size in sizes:
+        newest = last_query_window(rows, size)[sizes[-1] - 1 :]
+        expected = None if uniform is None else last_query_window(uniform, size)[sizes[-1] - 1 :]
+        excess = excess_in(newest, "mean", expected)
+        with np.errstate(invalid="ignore"):
+            there = excess > share
+        moved = MainMoves.of(main_sinks(excess, there), SinksIn(there))
+        heads = ~np.isnan(moved.drift)
+        means = (float(one[heads].mean()) if heads.any() else None for one in (moved.moves, moved.swaps))
+        found.append(AveragedMoves(size * queries, share, *means, int(heads.sum()), len(newest)))
+    return found

@@ -1,6 +1,4 @@
-"""Statistics of sinks: one summary of each prompt, and every number that is read from it. ``__init__.pyi`` has the
-names.
-"""
+"""Statistics of sinks: a summary of each prompt, and all numbers read from it; ``__init__.pyi`` has the names."""
 
 from sinkscope.lazy_names import attach
 

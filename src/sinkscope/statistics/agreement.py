@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float
 
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 from sinkscope.statistics.intervals import interval_of_pairs, product, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
@@ -80,9 +80,7 @@ class Pattern:
 
 @dataclass(eq=False)
 class PromptAgreement:
-    """Collects the patterns of the first 128 prompts: the probability that a head's main sinks, in random steps of two
-    prompts, fall into one tenth of the canvas (or on one class of token), and that minus two different heads'.
-    """
+    """The probability that a head's main sinks in two prompts (of the first 128) match, and the excess over others'."""
 
     places: list[np.ndarray] = field(default_factory=list)
     tokens: list[np.ndarray] = field(default_factory=list)
@@ -105,9 +103,7 @@ class PromptAgreement:
 
 
 def head_agreement(patterns: Float[np.ndarray, "prompt head kind"]) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:
-    """Return for every pair of prompts the agreement of a head with itself and its weight, the heads that have a sink
-    in both; its excess over other heads and the weight of that, 0 where no two different heads have one.
-    """
+    """Return for every pair of prompts the agreement of heads with themselves, its weight; the excess, its weight."""
     prompts, _, _ = patterns.shape
     patterns = patterns.astype(np.float64)
     there = (patterns.sum(axis=2) > 0).astype(np.float64)

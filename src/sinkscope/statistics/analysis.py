@@ -79,9 +79,7 @@ class PromptRows:
         self.rows.append(row)
 
     def whole(self, late: Mapping[Key, np.ndarray] | None = None) -> tuple[tuple[Key, ...], np.ndarray]:
-        """Return the keys, and [prompt, key], NaN where a prompt has no such number; ``late``: columns that only all
-        prompts together give, of which a shorter one lacks the last prompts.
-        """
+        """Return the keys, and [prompt, key], NaN without a number; ``late``: columns of all prompts together."""
         late = late or {}
         found = np.full((len(self.rows), len(self.columns) + len(late)), np.nan)
         for number, row in enumerate(self.rows):
@@ -114,9 +112,7 @@ def estimates(
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The numbers of traces of one model: ``values`` [prompt, key] behind the means; where most heads of each prompt
-    have their main sink, with its token's text, at the first threshold; which queries are ``followed``.
-    """
+    """Numbers of traces of one model: ``values`` [prompt, key] behind the means; ``places`` of most main sinks."""
 
     statistics: tuple[Estimate, ...] = field(repr=False)
     prompts: int
@@ -134,14 +130,11 @@ class Analysis:
     def find(self, name: str, **place: Any) -> list[Estimate]:
         """Return the estimates of a name at a place, as ``find("movement.drift", excess=3.0)``, or raise CallError."""
         of_name = [one for one in self.statistics if one.name == name]
-        if not of_name:
-            names = ", ".join(dict.fromkeys(one.name for one in self.statistics))
-            raise CallError(f"no statistic {name!r}; there are {names}")
-        for key, value in place.items():
-            there = list(dict.fromkeys(one.place.get(key) for one in of_name))
-            if value not in there:
-                raise CallError(f"{key}: expected one at which {name} is given, {there[:12]}, found {value!r}")
-        return [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
+        found = [one for one in of_name if all(one.place.get(key) == value for key, value in place.items())]
+        if not found:
+            there = [one.place for one in of_name[:12]] or dict.fromkeys(one.name for one in self.statistics)
+            raise CallError(f"no statistic {name!r} at {place}; there are {', '.join(map(str, there))}")
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         definitions = {name: vars(definition_of(name)) for name in dict.fromkeys(one.name for one in self.statistics)}
@@ -171,9 +164,7 @@ def analyse(
         choice: fits the placement model, by far the longest part with many prompts.
         rule: ``uniform`` or ``eq3`` for causal models, see `sinks.finding.rule_of`.
 
-    Raises:
-        CallError: no trace, one given twice, traces of different models or kinds, or thresholds that cannot be.
-        SinkscopeError: a trace without a whole step.
+    Raises CallError for no trace, one given twice, traces of different models or kinds, impossible thresholds.
     """
     thresholds = tuple(dict.fromkeys(thresholds))
     rows, placement, tokens = PromptRows(), PlacementModel(), list[TokenShares]()
@@ -186,13 +177,15 @@ def analyse(
     if isinstance(given, Sequence) and len({*map(id, given)}) < len(given):
         raise CallError("traces: expected each trace once, as it is one prompt, found one object twice")
     for trace in map(as_trace, given):
-        _refuse_again(trace, taken)
+        if isinstance(trace, Trace):  # one taken twice would make intervals too narrow
+            marks = {trace.folder.resolve(), *copies_share(trace)}
+            if (other := next((taken[one] for one in marks if one in taken), None)) is not None:
+                again = f"the values of {other} in {trace.folder} too: a copy, a bundle, or the same prompt"
+                raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
+            taken |= dict.fromkeys(marks, trace.folder)
         prompt = summarise(trace, thresholds, tolerance, training, rule)
         manifest = held(trace, "manifest") or {}
         shared = _with(shared, manifest, f"{prompt.layers} layers × {prompt.heads} heads")
-        size = (manifest.get("model") or {}).get("vocabulary")
-        if training and isinstance(size, int) and min(training) >= size:
-            raise CallError(f"training: expected counts of the model's tokens, 0 to {size - 1}, found none of them")
         texts.append(manifest.get("prompt"))
         rows.add(values_of(prompt))
         draws = draws_of(prompt.canvas)
@@ -207,8 +200,6 @@ def analyse(
         place = prompt.main_place(thresholds[0])
         places.append((place, "" if place is None else vocabulary.get(place.token, f"<{place.token}>")))
         known_from.append(prompt.known_from)
-    if not texts:
-        raise CallError("expected at least one trace, found none")
 
     late: dict[Key, np.ndarray] = {}
     for number, threshold in enumerate(thresholds):
@@ -234,21 +225,8 @@ def analyse(
     return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus, tuple(places), *how)
 
 
-def _refuse_again(trace: Any, taken: dict[Path | str, Path]) -> None:
-    """Refuse a trace that was taken in before, which would make intervals too narrow; note its path and checksums."""
-    if not isinstance(trace, Trace):
-        return
-    marks = {trace.folder.resolve(), *copies_share(trace)}
-    if (other := next((taken[one] for one in marks if one in taken), None)) is not None:
-        again = f"the values of {other} in {trace.folder} too: a copy, a bundle, or the same prompt"
-        raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
-    taken.update(dict.fromkeys(marks, trace.folder))
-
-
 def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) -> dict[str, Any]:
-    """Return what traces share with one more, None where unknown (two seeds of a rule are one); CallError where this
-    one is of another model or kind.
-    """
+    """Return what traces share with one more, None where unknown; CallError where it is of another model or kind."""
     found: dict[str, Any] = {"traces of one model": shape}
     if manifest:
         model, sampler = manifest.get("model") or {}, manifest.get("sampler") or {}
@@ -276,16 +254,13 @@ def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) ->
 def compare(first: Analysis, second: Analysis, seed: int = 0) -> tuple[Estimate, ...]:
     """Return second minus first, of every statistic that both have, of paired prompts where both hold the same.
 
-    Movement that is followed in columns of other queries is not comparable, and so has no value (see `averaged_moves`).
-    CallError for analyses with different tolerances or training corpora, or at no threshold in common.
+    Movement in columns of other queries has no value. CallError for other tolerances, corpora or thresholds.
     """
     same_corpus = first.corpus == second.corpus or not (first.corpus and second.corpus)
     if first.tolerance != second.tolerance or not same_corpus:
         raise CallError("expected two analyses of one tolerance and with the same training=; analyse one of them again")
     numbers = [{key: number for number, key in enumerate(one.keys)} for one in (first, second)]
     both = [key for key in numbers[0] if key in numbers[1]]
-    if not any(dict(place).keys() >= {"excess"} for name, place in both if not name.startswith("epsilon.")):
-        raise CallError("expected two analyses with a threshold in common, found none; analyse one of them again")
     ours, theirs = (one.values[:, [at[key] for key in both]] for one, at in zip((first, second), numbers, strict=True))
     if first.followed != second.followed:
         moving = [name.startswith("movement.") for name, _ in both]

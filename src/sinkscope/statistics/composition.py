@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from sinkscope.sinks.token_classes import CLASSES
+from sinkscope.sinks.definition import CLASSES
 from sinkscope.statistics.intervals import quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds
@@ -61,15 +61,17 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
         if corpus is not None:
             values["composition.times_training", at] = quotient(of_sinks[number], corpus[number])
     if trained is not None:
-        each, but_mask = sinks / np.maximum(counts, 1), canvas.token_ids != canvas.settings.mask_id
-        values["composition.frequency_correlation", ()] = _rank_correlation(each, trained, but_mask)
+        from scipy.stats import spearmanr
+
+        but_mask = canvas.token_ids != canvas.settings.mask_id
+        pair = np.array([sinks / np.maximum(counts, 1), trained])[:, but_mask]
+        varied = pair.shape[1] > 2 and np.ptp(pair, axis=1).all()
+        values["composition.frequency_correlation", ()] = float(spearmanr(*pair).statistic) if varied else np.nan
     return values
 
 
 def expected_shares(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, " token"]:
-    """Return the share of the sinks that each of ``canvas.token_ids`` would have if sinks were any tokens of their
-    step's canvas: masks that are many in the same steps as sinks would seem to be sinks if all steps counted alike.
-    """
+    """Return each token's share of the sinks if sinks were any tokens of their own step's canvas."""
     canvas = prompt.canvas
     weight = prompt.counts(threshold).sum(axis=(1, 2)) / np.maximum(canvas.lengths, 1)
     indices = canvas.token_indices + 1  # 0 beyond the canvas
@@ -95,9 +97,7 @@ class TokenShares:
 
 
 def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Return the ten tokens that are sinks most often at a threshold, each prompt counting alike: shares of sinks and
-    canvas by prompt, 0 where a prompt lacks the token, NaN where it has no sink.
-    """
+    """Return {token: shares of sinks, of canvas by prompt} of the ten most frequent sinks; NaN for a prompt without."""
     ids = np.concatenate([one.ids for one in prompts])
     distinct, place = np.unique(ids, return_inverse=True)
     total = np.bincount(place, weights=np.concatenate([one.of_sinks[number] for one in prompts]))
@@ -110,14 +110,3 @@ def leading_tokens(prompts: Sequence[TokenShares], number: int) -> dict[int, tup
                 shares[:, prompt] = one.of_sinks[number][at].sum(), one.of_canvas[at].sum()
         found[token] = (shares[0], shares[1])
     return found
-
-
-def _rank_correlation(
-    first: Float[np.ndarray, " token"], second: Float[np.ndarray, " token"], where: Bool[np.ndarray, " token"]
-) -> float:
-    """Return Spearman's correlation; NaN with fewer than three tokens or without variation."""
-    from scipy.stats import rankdata
-
-    if where.sum() < 3 or np.ptp(first[where]) == 0 or np.ptp(second[where]) == 0:
-        return float("nan")
-    return float(np.corrcoef(rankdata(first[where]), rankdata(second[where]))[0, 1])

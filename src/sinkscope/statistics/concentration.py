@@ -24,8 +24,7 @@ tokens; means of a few queries are often large: the newest key has one query, it
 @dataclass(frozen=True, eq=False)
 class Evenness:
     """Spread of the attention of each head over the keys: entropy over that of equal columns; Gini coefficient; 1 where
-    any key's mean α exceeds 0.3 (Gu et al., arXiv 2410.10781), of a causal model one that 64 queries see, NaN without;
-    and the same of the first token, however many queries see it.
+    any key's mean α, or the first token's, exceeds 0.3 (Gu et al., arXiv 2410.10781; of a causal key that 64 see).
     """
 
     entropy: Float[np.ndarray, "*step layer head"]

@@ -1,7 +1,6 @@
 """Sinks of groups of queries: do masked and unmasked queries keep separate sinks, and whose is the head's (Fig. 6a)?
 
-The mean column of a group of 8 queries or more is scaled to the whole canvas before Eq. 3 is applied, which in queries'
-worth can never hold for three. Columns of unmasked and written queries (no prompt's) are differences of those recorded.
+The mean column of a group of 8 queries or more is scaled to the whole canvas before Eq. 3 is applied.
 """
 
 from dataclasses import dataclass
@@ -26,11 +25,10 @@ SPLIT = "masked and unmasked queries keep separate sinks and switch over (Fig. 6
 
 @dataclass(frozen=True, eq=False)
 class GroupSinks:
-    """The sink of each group of queries, in one step or in all; the axis ``group`` is as `GROUPS`.
+    """The sink of each group (`GROUPS`) of queries: position, −1 with fewer than 8 queries, −2 where not recorded.
 
-    Its position: −1 with fewer than 8 queries, −2 where not recorded; its excess, scaled to the whole canvas; clarity:
-    how much more of a query's attention the sinks of masked and unmasked queries get from their own group, the smaller
-    one, NaN where they are one key; self-attention of the query at the largest column, and the mean of the others.
+    clarity: how much more of a query's attention the sinks of masked and unmasked queries get from their own group, the
+    smaller one, NaN for one key; self-attention of the query at the largest column, and the mean of the others.
     """
 
     position: Int[np.ndarray, "*step group layer head"]
@@ -116,9 +114,7 @@ class Groups(Statistic):
 
 
 def strongest_keys_differ(prompt: PromptSummary) -> dict[str, Bool[np.ndarray, "two step layer head"]]:
-    """Return where masked queries can be compared with each other group (8 queries at least each), and where their
-    largest keys differ, whether or not Eq. 3 holds for them.
-    """
+    """Return where masked queries can be compared with each other group, and where their largest keys differ."""
     masked, *others = np.moveaxis(prompt.kept(GroupSinks).position, 1, 0)
     found = {}
     for group, other in zip(GROUPS[1:], others, strict=True):
@@ -165,9 +161,7 @@ def _split(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _absorbed(prompt: PromptSummary, others: np.ndarray, is_sink: np.ndarray) -> float:
-    """Return the slope, within each head over the steps, of the self-attention over 1 − a against the sink's share a:
-    0 where the sink takes the share from all alike, below where it takes from the diagonal first.
-    """
+    """Return the slope, within heads, of self-attention over 1 − a against the sink's share a: 0 if all pay alike."""
     share = prompt.by_step.largest / np.maximum(prompt.by_step.total, 1)
     rest = np.where(is_sink & (share < 1), others / np.maximum(1 - share, 1e-6), np.nan).astype(np.float64)
     share = np.where(np.isnan(rest), np.nan, share)

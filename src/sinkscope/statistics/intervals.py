@@ -48,9 +48,7 @@ def known(number: float) -> float | None:
 
 
 def product(left: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Any:
-    """Return left @ right without NumPy's warning of an "invalid value", which BLAS sets off at times on its padding
-    although all numbers are finite (numpy/numpy#13173, #24067).
-    """
+    """Return left @ right without the "invalid value" that BLAS's padding sets off (numpy/numpy#13173, #24067)."""
     with np.errstate(invalid="ignore"):
         return left @ right
 
@@ -123,10 +121,7 @@ def _drawn_means(values: np.ndarray, weights: np.ndarray) -> Float[np.ndarray, "
 def interval_of_pairs(
     agreement: Float[np.ndarray, "prompt prompt"], weight: Float[np.ndarray, "prompt prompt"], seed: int = 0
 ) -> tuple[float, float, float]:
-    """Return the weighted mean over pairs of different prompts, with a percentile interval over prompts.
-
-    A prompt that is drawn twice is not compared with itself.
-    """
+    """Return the weighted mean over pairs of different prompts, with a percentile interval over prompts."""
     prompts = len(agreement)
     apart = 1 - np.eye(prompts)
     agreement, weight = agreement * apart, weight * apart
@@ -145,9 +140,7 @@ def interval_of_difference(
     paired: bool,
     seed: int = 0,
 ) -> Means:
-    """Return second minus first, of means over prompts: with the BCa interval of the differences where both sets are
-    ``paired``, the same prompts in order, else from resamples of each (percentile).
-    """
+    """Return second minus first, of means, with the interval of differences if ``paired``, else of both's resamples."""
     if paired:
         return interval_of_means(second - first, seed=seed)
     ours, theirs = interval_of_means(first, seed=seed), interval_of_means(second, seed=seed)

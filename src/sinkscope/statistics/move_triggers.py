@@ -22,13 +22,10 @@ from sinkscope.statistics.thresholds import Threshold
 TRIGGERS = ("own", "left", "entered", "block", "neither")
 DRAWS = 999
 MOST_SHIFTED = 1 << 26
-"""Moves times shifts that are counted at once, a byte each."""
 
 
 class Triggers(Statistic):
-    """Shares of the moves with each trigger, and their excess over the mean under all shifts of the commits; none where
-    nothing moves or commits are unknown. `TriggerTest` compares a trigger with chance.
-    """
+    """Shares of the moves with each trigger, and their excess over the mean under all shifts of the commits."""
 
     order = 2
     definitions: ClassVar = {
@@ -122,9 +119,8 @@ def draws_of(canvas: PromptCanvas) -> int:
 
 @dataclass(eq=False)
 class TriggerTest:
-    """Sums over the prompts in which something moves: shares as they were, and with the commits of every prompt shifted
-    at random. The shift as it was is among the draws, so that under the null the observed mean is one draw like the
-    others and p is exact.
+    """Sums over the prompts in which something moves: shares as they were, one of the draws so that p is exact, and
+    with their commits shifted at random.
     """
 
     prompts: int = 0
@@ -145,9 +141,7 @@ class TriggerTest:
         return float((1 + as_far) / (1 + self.null.shape[1]))
 
     def widened(self, trigger: str, low: float, high: float) -> tuple[float, float]:
-        """Return the wider of an interval over prompts and of that which chance alone would put around the mean share
-        over chance: a bootstrap of prompts that all lack a rare trigger is narrow and lies below zero.
-        """
+        """Return the wider of an interval and of chance's: a bootstrap of prompts without a rare trigger is narrow."""
         number = TRIGGERS.index(trigger)
         upper, lower = np.quantile(self.null[number], [(1 + LEVEL) / 2, (1 - LEVEL) / 2])
         around = (self.observed[number] - np.array([upper, lower])) / max(1, self.prompts)

@@ -1,7 +1,6 @@
 """Norms of sinks (paper 2, Fig. 1): are they small in value space, so that attending to one is close to a no-op?
 
-The contribution of a token is its column times its value norm, c_j·‖v_j‖; or c_j·‖W_O^h v_j‖ behind the output
-projection, which may shrink some directions and stretch others (Kobayashi et al., arXiv 2004.10102).
+A token contributes c_j·‖v_j‖, or c_j·‖W_O^h v_j‖ behind the output projection (Kobayashi et al., arXiv 2004.10102).
 """
 
 from dataclasses import dataclass
@@ -24,9 +23,7 @@ NOOP = "sinks have small values: attending to one is close to a no-op (paper 2, 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Number, sum and sum of squares of each kind of norm, of sinks (group 0) and of all other tokens (group 1), over
-    steps × heads × positions; 0 where a norm was not recorded.
-    """
+    """Number, sum, sum of squares of each kind of norm, of sinks (group 0) and all others (1); 0: not recorded."""
 
     count: Int[np.ndarray, "kind group layer"]
     total: Float[np.ndarray, "kind group layer"]
@@ -42,9 +39,7 @@ class Moments:
 
     @property
     def effect(self) -> Float[np.ndarray, "kind layer"]:
-        """Cohen's d: the difference of the means over the pooled standard deviation √(Σ(x − x̄)²/(n₁ + n₂ − 2)); NaN
-        where a group is empty or nothing differs.
-        """
+        """Cohen's d, over the pooled standard deviation √(Σ(x − x̄)²/(n₁ + n₂ − 2)); NaN for an empty group."""
         squares = np.maximum(self.square - np.nan_to_num(self.mean) * self.total, 0).sum(axis=1)
         spread = squares / np.maximum(self.count.sum(axis=1) - 2, 1)
         return ratio(self.mean[:, 0] - self.mean[:, 1], np.sqrt(spread))
@@ -54,8 +49,7 @@ class Moments:
 class StepNorms:
     """Norms of one step, or of all; kinds are `NORM_KINDS`, then output norms; NaN where a norm was not recorded.
 
-    Moments (number, sum, sum of squares); the share of other tokens whose norm is above that of the largest column; the
-    ``given`` sums Σ_j c_j·‖v_j‖ and Σ_j c_j·‖W_O v_j‖, and the share of them from sinks.
+    The share of others above the largest column's norm; the ``given`` sums Σ_j c_j·‖v_j‖, and the share from sinks.
     """
 
     of_sinks: Float[np.ndarray, "*step threshold kind moment layer"]
@@ -117,9 +111,7 @@ def _tallied(
 def _share_above(
     norms: Float[np.ndarray, "layer kv_head key"], shared: int, top: Int[np.ndarray, "layer head"]
 ) -> Float[np.ndarray, "layer head"]:
-    """Return the share of the other tokens whose norm is above that of each head's largest column; ties count half.
-    NaN where the norm of the largest column is not known, as that of a token which was not computed.
-    """
+    """Return the share of the other tokens whose norm is above the largest column's (NaN if unknown); ties half."""
     layers, kv_heads, _ = norms.shape
     own = np.take_along_axis(norms, top.reshape(layers, kv_heads, shared), axis=-1)
     share = np.empty(own.shape, np.float32)

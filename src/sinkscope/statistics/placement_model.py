@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.sinks.token_classes import CLASSES
-from sinkscope.statistics.intervals import product
+from sinkscope.sinks.definition import CLASSES
+from sinkscope.statistics.intervals import product, quotient
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.statistic import Definition, Statistic, Values
 
@@ -26,7 +26,6 @@ _UNMASKED = [name for name in CLASSES if name not in ("mask", "word")]
 CLASS, POSITION, MASKED = range(3)
 BLOCKS = np.array([CLASS] * len(_UNMASKED) + [POSITION] * 7 + [MASKED])
 MODELS = {"all": (), "class": (CLASS,), "position": (POSITION,), "mask_state": (MASKED,)}
-"""The whole model, and the models without a block."""
 PLACED = "placement is semantic in LLaDA, positional in Dream (§4.2)"
 
 
@@ -50,9 +49,7 @@ class Placement(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Choice sets of one prompt: the canvases of up to 16 steps, spread evenly over the denoising; which positions are
-    there, and how many heads have their main sink there.
-    """
+    """Choice sets of one prompt, of up to 16 canvases: which positions are there, how many main sinks stand on each."""
 
     features: Float[np.ndarray, "step position feature"]
     there: Bool[np.ndarray, "step position"]
@@ -97,57 +94,33 @@ def fit_choices(
     there: Bool[np.ndarray, "set position"],
     chosen: Float[np.ndarray, "set position"],
 ) -> Float[np.ndarray, " feature"]:
-    """Return the coefficients of largest penalised likelihood (convex), by Newton's method with step halving."""
-    weight = chosen.sum(axis=1)
-    used = weight > 0
-    features, there, chosen, weight = features[used], there[used], chosen[used], weight[used]
-    beta = np.zeros(features.shape[-1])
+    """Return the coefficients of largest penalised likelihood (convex)."""
+    from scipy.optimize import minimize
+
+    some = chosen.any(axis=1)
+    features, there, chosen = features[some], there[some], chosen[some]
+    weight, flat = chosen.sum(axis=1, keepdims=True), features.reshape(-1, features.shape[-1])
     penalty = RIDGE * weight.sum()
-    value, shares = _objective(beta, features, there, chosen, weight, penalty)
-    observed = np.einsum("sp,spf->f", chosen, features)
-    for _ in range(50):
-        weighted = shares * weight[:, None]
-        means = np.einsum("sp,spf->sf", shares, features)
-        gradient = np.einsum("sp,spf->f", weighted, features) - observed + penalty * beta
-        flat = features.reshape(-1, features.shape[-1])
-        second_moment = product(flat.T, flat * weighted.reshape(-1, 1))
-        curvature = second_moment - product(means.T, means * weight[:, None]) + penalty * np.eye(len(beta))
-        move = np.linalg.solve(curvature, gradient)
-        size = 1.0
-        while size > 1e-6:
-            tried, tried_shares = _objective(beta - size * move, features, there, chosen, weight, penalty)
-            if tried <= value:
-                break
-            size /= 2
-        else:
-            return beta
-        beta, gained = beta - size * move, value - tried
-        value, shares = tried, tried_shares
-        if gained <= 1e-7 * weight.sum():
-            break
-    return beta
+
+    def loss_and_gradient(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        logs = _log_shares(beta, features, there)
+        loss = penalty * product(beta, beta) / 2 - (chosen * np.where(there, logs, 0.0)).sum()
+        return loss, product((weight * np.exp(logs) - chosen).ravel(), flat) + penalty * beta
+
+    return minimize(loss_and_gradient, np.zeros(flat.shape[1]), jac=True, method="L-BFGS-B", tol=1e-10).x
 
 
-def _objective(
-    beta: np.ndarray, features: np.ndarray, there: np.ndarray, chosen: np.ndarray, weight: np.ndarray, penalty: float
-) -> tuple[float, np.ndarray]:
-    scores = np.where(there, product(features, beta), -np.inf)
-    top = scores.max(axis=1, keepdims=True)
-    powers = np.exp(scores - top)
-    total = powers.sum(axis=1, keepdims=True)
-    log_total = np.log(total[:, 0]) + top[:, 0]
-    likelihood = (chosen * np.where(there, scores, 0.0)).sum() - product(weight, log_total)
-    return float(-likelihood + penalty * product(beta, beta) / 2), powers / total
+def _log_shares(beta: np.ndarray, features: np.ndarray, there: np.ndarray) -> np.ndarray:
+    from scipy.special import log_softmax
+
+    return log_softmax(np.where(there, product(features, beta), -np.inf), axis=1)
 
 
 def bits_per_choice(beta: np.ndarray, choices: Choices, number: int, kept: np.ndarray) -> float:
     """Return the mean −log₂ P of the main sinks of one prompt at the threshold of that number; NaN without a sink."""
+    logs = _log_shares(beta, choices.features[..., kept].astype(np.float64), choices.there)
     chosen = choices.chosen[number].astype(np.float64)
-    weight = chosen.sum(axis=1)
-    if not weight.any():
-        return float("nan")
-    value, _ = _objective(beta, choices.features[..., kept].astype(np.float64), choices.there, chosen, weight, 0.0)
-    return value / weight.sum() / np.log(2)
+    return -quotient((chosen * np.where(choices.there, logs, 0.0)).sum(), chosen.sum()) / np.log(2)
 
 
 @dataclass
@@ -161,9 +134,8 @@ class PlacementModel:
             self.prompts.append(choices)
 
     def result(self, number: int) -> dict[str, np.ndarray]:
-        """Return the held-out bits per choice of every prompt at the threshold of that number: the gain of the whole
-        model over equal probabilities, and the loss without each block. NaN without a sink, or with fewer than two
-        prompts that have one.
+        """Return the held-out bits per choice of every prompt at a threshold: the gain over equal probabilities, and
+        the loss without each block; NaN without a sink, or with fewer than two prompts that have one.
         """
         gains = {name: np.full(len(self.prompts), np.nan) for name in MODELS}
         having = [one for one, choices in enumerate(self.prompts) if choices.chosen[number].any()]

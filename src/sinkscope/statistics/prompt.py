@@ -1,7 +1,4 @@
-"""The summary of one prompt, from which statistics, analyses and figures are read, made by feeding its steps one by
-one, of a trace (`statistic.summarise`) or live (`statistic.feed_of`). It holds a few numbers for each step, layer and
-head, so that a trace may be larger than memory.
-"""
+"""The summary of one prompt, made by feeding its steps one by one, so that a trace may be larger than memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +10,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.definition import uniform_rows
+from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW, uncounted
-from sinkscope.sinks.tracking import MainPlace, check_tolerance, fill_dips, main_place
+from sinkscope.sinks.tracking import MainPlace, fill_dips, main_place
 from sinkscope.statistics.prompt_canvas import PromptCanvas, PromptSettings
 from sinkscope.statistics.step import (
     LINEAR_BINS,
@@ -37,10 +34,7 @@ Keep = Callable[[RecordedStep], Any]
 
 @dataclass(frozen=True, eq=False)
 class StepSummary:
-    """The numbers kept of a step, or of all: sinks of each head and their share of its attention; position and size of
-    the largest column, and the sum of all, in queries' worth; and of the largest column followed its position, size and
-    excess.
-    """
+    """The numbers kept of a step, or of all: sinks and largest column of each head, also of the columns followed."""
 
     counts: Int[np.ndarray, "*step threshold layer head"]
     shares: Float[np.ndarray, "*step threshold layer head"]
@@ -73,15 +67,11 @@ class StepSummary:
 
 @dataclass(frozen=True, eq=False)
 class PromptSummary:
-    """One prompt.
-
-    *Column sums* are those of all queries; how many sinks there are and how strong is read from them. In *followed
-    columns*, of causal models and block diffusion those of the 16 newest queries, sinks are followed. The main sink is
-    the largest followed column where it is a sink (by the rule ``uniform`` that of the largest excess).
+    """One prompt. In *followed columns*, of causal models and block diffusion those of the 16 newest queries, sinks are
+    followed; the main sink is the largest one that is a sink (by the rule ``uniform`` that of the largest excess).
 
     Attributes:
         thresholds: at which statistics are computed; ``counted_at``: at which sinks were counted, maybe more.
-        tally: how often each position is a sink, over layers and heads.
         above: how many columns exceed each ε of `thresholds.EPSILONS`, in the units `thresholds.UNITS`.
         quarters: column sums in bins of a quarter of a query's worth; ``far``: from 64 on, in the bins of many prompts.
         mean_columns: followed columns, mean over layers and heads; NaN beyond the canvas.
@@ -177,14 +167,11 @@ class PromptSummary:
 
 
 class PromptFeed:
-    """Takes in the steps of one prompt, one after the other, and makes its summary; arguments as those of
-    `statistic.summarise`, and the ``keep`` of each statistic.
-    """
+    """Takes in the steps of one prompt in order and makes its summary; ``keep``: that of each statistic."""
 
     def __init__(
         self, settings: PromptSettings, thresholds: Sequence[Threshold], tolerance: int, keeps: Iterable[Keep]
     ) -> None:
-        check_tolerance(tolerance)
         self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
         self._canvas: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
@@ -200,9 +187,7 @@ class PromptFeed:
         return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step: arrays as in `axes.TRACE_AXES`, without the step axis and positions beyond the canvas;
-        CallError for columns that are not finite or not those of the canvas, or a canvas that shrank.
-        """
+        """Take in the next step, arrays as in `axes.TRACE_AXES`; CallError for columns not finite or not fitting."""
         settings, length = self.settings, arrays["column_sums"].shape[-1]
         before = len(self._canvas[-1][0]) if self._canvas else 0
         if length < before and (settings.causal or length < settings.prompt_length):  # no answer is left of diffusion

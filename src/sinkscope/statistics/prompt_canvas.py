@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from sinkscope.errors import CallError
-from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.definition import CLASSES, Rule, token_class
 from sinkscope.sinks.finding import rule_of
 from sinkscope.sinks.followed_columns import zeroes
-from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.traces.format import attends_elsewhere, block_of
 
 
@@ -21,11 +19,8 @@ from sinkscope.traces.format import attends_elsewhere, block_of
 class PromptSettings:
     """Settings that are known before the first step of a prompt.
 
-    Attributes:
-        training: {token: how often it stands in the training corpus}; None if unknown.
-        kept: how many of the largest columns of each head were kept; None for all.
-        crossing: whether the keys are another stack's tokens; aligned: whether blocks stand at multiples of ``block``.
-        zeroed: whether weights were zeroed, so that columns do not tell how many queries there are.
+    training: {token: how often it stands in the training corpus}; kept: how many of the largest columns, None for all;
+    crossing: keys are another stack's tokens; aligned: blocks stand at multiples of ``block``; zeroed: weights were.
     """
 
     causal: bool = False
@@ -39,10 +34,6 @@ class PromptSettings:
     aligned: bool = False
     zeroed: bool = False
     rule: Rule = "eq3"
-
-    def __post_init__(self) -> None:
-        if self.training is not None and not any(count > 0 for count in self.training.values()):
-            raise CallError("training: expected how often each token stands in a corpus, found no token that does")
 
     @cached_property
     def corpus(self) -> int:
@@ -80,10 +71,7 @@ class PromptSettings:
 class PromptCanvas:
     """The canvas of one prompt over all steps; tokens are −1 beyond ``lengths`` and where unknown, written where none.
 
-    Attributes:
-        token_ids: the distinct tokens, in rising order, and how often each stands on the canvas, over all steps.
-        token_indices: the canvas as indices into ``token_ids``; −1 beyond ``lengths``.
-        token_classes: number in `token_classes.CLASSES` of each of ``token_ids``.
+    token_ids are the distinct tokens in rising order; token_indices the canvas in them; classes: numbers in `CLASSES`.
     """
 
     tokens: Int[np.ndarray, "step position"]

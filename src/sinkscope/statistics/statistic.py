@@ -8,7 +8,6 @@ import inspect
 import math
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,11 +27,8 @@ from sinkscope.statistics.thresholds import THRESHOLDS, UNITS, Place, Threshold
 from sinkscope.traces.reading import Trace, as_trace, expect_steps
 
 Key = tuple[str, Place]
-"""Name of a statistic and the place where it holds."""
 Values = dict[Key, float]
-"""One prompt's numbers, NaN where the prompt has none."""
 READ_AT_ONCE = 16 << 20
-"""Bytes of a trace that are read at a time, where a step is smaller."""
 
 OF_ALL_COLUMNS = ("concentration.entropy", "concentration.gini")
 OVER_QUERIES = ("concentration.gu_rate", "concentration.gu_rate_first")
@@ -56,10 +52,7 @@ class Definition:
 
 
 class Statistic(ABC):
-    """A family of numbers that every prompt has by itself; ``order``: where tables show the family.
-
-    A name that ends in ``_in`` is that of every layer, in ``_over_steps`` of each third of the steps.
-    """
+    """A family of numbers of each prompt; names of layers end in ``_in``, of thirds of the steps in ``_over_steps``."""
 
     definitions: ClassVar[Mapping[str, Definition]]
     order: ClassVar[int] = 100
@@ -69,10 +62,7 @@ class Statistic(ABC):
         """Return the numbers of one prompt; a number at a threshold has ``threshold.place`` in front of its place."""
 
     def keep(self, step: RecordedStep) -> Any:
-        """Return a dataclass of arrays that ``values`` needs of a step, beside a `PromptSummary`, or None.
-
-        ``prompt.kept(TheDataclass)`` then has these arrays with an axis ``step`` in front.
-        """
+        """Return a dataclass of arrays that ``values`` finds in ``prompt.kept(TheDataclass)``, by step, or None."""
         return None
 
 
@@ -97,14 +87,10 @@ def over_steps(name: str, steps: int, number: Callable[[slice], float]) -> Value
 
 @cache
 def all_statistics() -> tuple[Statistic, ...]:
-    """Return one of each statistic, in the order of tables; CallError where two define one name, or a plugin none."""
+    """Return one of each statistic, in the order of tables; CallError for a plugin without one."""
     expected, here = "a class that extends Statistic, or a module with one", "sinkscope.statistics"
     kinds = find_kinds(here, Statistic, lambda kind: not inspect.isabstract(kind), here, expected)
-    found = sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__))
-    names = Counter(name for one in found for name in one.definitions)
-    if twice := [name for name, count in names.items() if count > 1]:
-        raise CallError(f"expected every statistic to be defined once, found two definitions of {twice[0]}")
-    return tuple(found)
+    return tuple(sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__)))
 
 
 @cache
@@ -119,10 +105,8 @@ def short_name(name: str) -> str:
 
 
 def definition_of(name: str) -> Definition:
-    """Return the definition of a name, with an ending or without; raise CallError for an unknown one."""
-    if (short := short_name(name)) not in all_definitions():
-        raise CallError(f"name: expected one that `sinkscope analyse --definitions` prints, found {name!r}")
-    return all_definitions()[short]
+    """Return the definition of a name, with an ending or without."""
+    return all_definitions()[short_name(name)]
 
 
 def order_of(name: str) -> int:
@@ -134,10 +118,7 @@ def values_of(prompt: PromptSummary) -> Values:
     """Return all numbers of one prompt; NaN too where the columns that ``keep="top"`` kept do not tell."""
     values: Values = {}
     for one in all_statistics():
-        found = one.values(prompt)
-        if undefined := {short_name(name) for name, _ in found} - one.definitions.keys():
-            raise CallError(f"{type(one).__qualname__}: expected a definition of {undefined.pop()!r}, found none")
-        values |= {key: float(value) for key, value in found.items()}
+        values |= {key: float(value) for key, value in one.values(prompt).items()}
     kept = prompt.canvas.settings.kept
     if kept is None:
         return values
@@ -154,9 +135,7 @@ def values_of(prompt: PromptSummary) -> Values:
 
 
 def has_every_sink(known_from: Sequence[tuple[float, ...]], name: str, place: Mapping[str, Any]) -> bool:
-    """Return whether every sink that a number (its name without an ending) counts was kept, of every prompt: a mean
-    over the prompts of which all were kept would be one over the prompts with few sinks.
-    """
+    """Return whether every sink that a number counts was kept, of every prompt: few sinks would bias the mean."""
     if "excess" not in place or name.startswith(OF_LARGEST):
         return True
     return all(one[UNITS.index(place["unit"])] <= place["excess"] for one in known_from)

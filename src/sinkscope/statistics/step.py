@@ -1,8 +1,7 @@
 """One recorded step of one prompt with its sinks, and the sinks that are followed over all its steps.
 
-A few columns in a hundred are candidates, sinks at the loosest threshold; every statistic of sinks, at every threshold,
-is read from this short list. The histogram of one prompt has exact quarters of a query's worth, that of many prompts a
-fixed number of bins: up to 64 queries' worth quarters too; beyond, eight to an octave, up to 65,536.
+Few columns are candidates, sinks at the loosest threshold, from which every statistic at every threshold is read. Bins
+are quarters of a query's worth, of many prompts up to 64; beyond, eight to an octave, up to 65,536.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,8 @@ from sinkscope.statistics.thresholds import EPSILON_STEP, EPSILONS, Threshold
 NORMS = ("value_norms", "key_norms", "hidden_norms")
 OUTPUT_NORMS = "output_norms"
 QUERY_GROUPS = ("masked", "prompt")
-"""Groups of queries whose column sums are recorded apart."""
 PER_LAYER = ("column_sums", "column_sums_masked", "column_sums_prompt", "self_attention", "last_query")
 PER_LAYER += ("newest_columns", *NORMS, OUTPUT_NORMS, "sink_token_columns")
-"""Tensors of a trace that are read beside tokens, masks and commits, as `axes.TRACE_AXES` names them."""
 BINS_PER_QUERY = 4
 LINEAR_BINS = 256
 OCTAVES, BINS_PER_OCTAVE = 10, 8
@@ -74,9 +71,8 @@ def find_candidates(
 
 @dataclass(frozen=True, eq=False)
 class SummedColumns:
-    """Column sums of one step in queries' worth; the excess of each, in queries' worth and in percent of all attention;
-    the sum of a head's columns; the sinks at the loosest threshold; and the position of the largest column of each
-    head (by the rule ``uniform`` of the largest excess), ties to the lower one.
+    """Column sums of one step in queries' worth; each one's excess, also in percent; a head's sum; its candidates, and
+    the largest column (by the rule ``uniform`` of the largest excess), ties to the lower one.
     """
 
     sums: Float[np.ndarray, "layer head key"]
@@ -113,14 +109,10 @@ class SummedColumns:
 
 @dataclass(frozen=True, eq=False)
 class RecordedStep:
-    """One step of one prompt, cut to the tokens of its canvas.
+    """One step of one prompt, cut to its canvas; sinks are ``followed`` in ``columns`` or those of the newest queries.
 
-    Attributes:
-        followed: the columns in which sinks are followed, ``columns`` or those of the newest queries.
-        written: tokens committed in this step, −1 where none; None where not recorded.
-        queries: of each layer, fewer than tokens behind a cache; reach: keys that a causal query sees, see `reach_of`.
-        group_sums: {group of queries: column sums of these only}, those of `QUERY_GROUPS` that were recorded.
-        norms: as recorded; hidden norms have one kv head, output norms one a query head.
+    written is −1 where no token was committed, None if not recorded; queries are each layer's, fewer behind a cache;
+    reach: see `reach_of`; group_sums: by `QUERY_GROUPS`; hidden norms have one kv head, output norms one a query head.
     """
 
     columns: SummedColumns
@@ -143,11 +135,7 @@ class RecordedStep:
         settings: PromptSettings,
         newest: SummedColumns | None = None,
     ) -> "RecordedStep":
-        """Return a step of arrays as in `axes.TRACE_AXES`, without the step axis and positions beyond the canvas;
-        CallError for columns that are not those of the canvas, or not finite.
-        """
-        if arrays["tokens"].shape != arrays["column_sums"].shape[2:]:
-            raise CallError("arrays: expected tokens [key] and column_sums [layer, head, key] of one canvas")
+        """Return a step of arrays as in `axes.TRACE_AXES`; CallError for columns that are not finite."""
         if not np.isfinite(arrays["column_sums"]).all():
             raise CallError("column_sums: expected finite numbers for every token of the canvas")
         sums, tokens, masked = np.asarray(arrays["column_sums"], np.float32), arrays["tokens"], arrays.get("masked")
@@ -180,9 +168,7 @@ class RecordedStep:
     def queries_of(
         self, members: Bool[np.ndarray, " key"], sums: Float[np.ndarray, "layer head key"]
     ) -> Int[np.ndarray, " layer"]:
-        """Return how many of a group's tokens are queries of each layer, behind a cache those that were computed; its
-        column sums tell where nothing else does.
-        """
+        """Return how many of a group's tokens are queries of each layer; else its column sums tell."""
         if (self.queries == self.length).all():
             return np.full(len(sums), int(members.sum()))
         hidden = self.norms.get("hidden_norms")
@@ -197,10 +183,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, eq=False)
 class LayerSinks:
-    """Sinks or candidates over all steps of a prompt, ordered by head, key, step; sizes as in `Candidates`.
-
-    Heads are counted on from layer to layer, where these are sinks of several layers.
-    """
+    """Sinks or candidates over all steps, ordered by head (counted on from layer to layer), key, step."""
 
     step: Int[np.ndarray, " sink"]
     head: Int[np.ndarray, " sink"]
@@ -223,9 +206,7 @@ class LayerSinks:
 
 @dataclass(frozen=True)
 class FollowedSinks:
-    """The candidates of each step of a prompt in which sinks are followed; ``heads`` of each layer; ``uncounted``: the
-    first steps, in which there are none.
-    """
+    """The candidates of each step in which sinks are followed, none in the first ``uncounted``; ``heads`` a layer."""
 
     steps: Sequence[Candidates]
     layers: int
@@ -307,9 +288,7 @@ def count_far(columns: Float[np.ndarray, "layer head key"]) -> Int[np.ndarray, "
 
 
 def quarters_of(histogram: Int[np.ndarray, "layer bin"]) -> Int[np.ndarray, "layer quarter"]:
-    """Return the histogram of many prompts in quarters of a query's worth; columns in the wide bins beyond 64 are
-    spread evenly over the quarters they span.
-    """
+    """Return a histogram of many prompts in quarters of a query's worth; wide bins are spread evenly over theirs."""
     last = int(np.flatnonzero(histogram.any(axis=0)).max(initial=0)) + 1
     edges = np.append(histogram_edges(), np.inf)[: last + 1]
     edges[-1] = min(edges[-1], 2 * edges[-2] + 1)  # of the last bin of all, which has no upper end

@@ -1,6 +1,4 @@
-"""The summary of many prompts: a row of numbers for each, from which means and intervals are computed, and counts and
-sums over all of them for figures. Of two summaries that merge, the later rows come behind, counts and sums are added.
-"""
+"""The summary of many prompts: a row of numbers for each, and counts and sums over all of them for figures."""
 
 import json
 import zlib
@@ -12,9 +10,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from sinkscope.errors import SinkscopeError
-from sinkscope.sinks.definition import Rule
+from sinkscope.sinks.definition import CLASSES, Rule, token_class
 from sinkscope.sinks.drift import MainMoves
-from sinkscope.sinks.token_classes import CLASSES, token_class
 from sinkscope.statistics.agreement import Pattern
 from sinkscope.statistics.analysis import Estimate, PromptRows, estimates
 from sinkscope.statistics.concentration import Evenness, concentration_values, evenness_values
@@ -41,12 +38,7 @@ COMPARED = {"": "unmasked", "_prompt": "prompt", "_written": "written"}
 
 @dataclass(eq=False)
 class Summary:
-    """Numbers of many prompts together: counts and sums at one ε in queries' worth, and the numbers of each prompt.
-
-    Attributes:
-        corpus: checksum of the counts of the training corpus, `PromptSettings.corpus`; 0 without.
-        arrays: counts and sums over prompts, steps and whatever else their axes (see `_sums`) do not name.
-    """
+    """Numbers of many prompts together: counts and sums at one ε in queries' worth (``arrays``), a row a prompt."""
 
     layers: int
     heads: int
@@ -310,9 +302,7 @@ def document_of(
 
 
 def _estimates(summary: Summary) -> list[Estimate]:
-    """Return the mean of every number, and agreement between prompts: a mean over pairs of different prompts,
-    Σ_i≠j p_i·p_j = |Σ p_i|² − Σ |p_i|².
-    """
+    """Return every mean, and agreement between prompts, Σ_i≠j p_i·p_j = |Σ p_i|² − Σ |p_i|²."""
     arrays, (keys, values) = summary.arrays, summary.rows.whole()
     tested = zip(*(arrays[f"triggers.{name}"] for name in ("moving", "observed", "null")), strict=True)
     tests = {one: TriggerTest(int(moving), *sums) for one, (moving, *sums) in zip(THRESHOLDS, tested, strict=True)}

@@ -1,10 +1,8 @@
 """`run_program` runs untrusted Python in another process, without network, processes or files but an empty folder.
 
-This process starts a supervisor (`supervisor`), which enters namespaces and gives up its rights. A process that it
-forks limits itself further (`isolation`), runs the program together with its tests, and at the end prints a secret
-number: only then the program has passed. A program that forges its own pass, by reading that number out of its process,
-is not stopped, as in human-eval. Side channels, bugs of the kernel, and a folder's total size where the system grants
-no namespaces are not covered.
+A supervisor enters namespaces and gives up its rights; its fork limits itself further (`isolation`), runs the program
+with its tests, and prints a secret number: only then it has passed. A program that forges its own pass, by reading that
+number out of its process, is not stopped, as in human-eval; nor are side channels and bugs of the kernel.
 """
 
 import contextlib
@@ -35,8 +33,7 @@ main(*sys.argv[2:])
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """Whether a program passed, why in one line, the first 2,000 bytes that it printed, a line for each protection that
-    this system refused."""
+    """Whether a program passed, why, the first 2,000 bytes that it printed, and protections that the system refused."""
 
     passed: bool
     reason: str
@@ -50,8 +47,6 @@ def run_program(
     """Run untrusted Python, tests included, and return whether it passed.
 
     Args:
-        source: the program and its tests; it sees Python's standard library, an empty folder it may write to, no
-            environment and an empty standard input.
         timeout_s: seconds of CPU time, rounded up; ten times as many by the clock, for programs that wait.
         memory_mb: megabytes of address space.
         without: measures to leave out, to test what the others prevent: ``namespaces``, ``landlock``, ``seccomp``, ….

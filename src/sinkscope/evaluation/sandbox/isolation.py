@@ -122,10 +122,7 @@ def mount_namespace() -> str:
 
 
 def own_root(box: str, outside: str) -> None:
-    """Make ``box`` the root: Python and the system's libraries to read, /tmp to write, nothing else.
-
-    Never within the mount namespace ``outside``, where this would change the root of everybody.
-    """
+    """Make ``box`` the root; never within the mount namespace ``outside``, where it would be the root of everybody."""
     if mount_namespace() in ("", outside):
         raise OSError(errno.EPERM, "the mounts are still those of the system")
     mount(None, "/", None, _REC | _PRIVATE)
@@ -279,10 +276,7 @@ _X32 = 0x40000000  # x86-64's third table of calls, numbered from here; nothing 
 
 
 def build_filter(machine: str, files_are_others: bool = True) -> bytes:
-    """Return the filter of system calls as a program for the kernel's virtual machine.
-
-    ``files_are_others``: no path leads to another file whose mode, owner or times the process could change.
-    """
+    """Return the filter of system calls for the kernel's virtual machine; ``files_are_others``: none can be changed."""
     if machine not in DENIED:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     architecture, denied = DENIED[machine]

@@ -58,9 +58,8 @@ def main(box: str, memory_mb: str, cpu_s: str, clock_s: str, without: str) -> No
 
 
 def _listen(replies: int, worker: int, seconds: float) -> tuple[bytes, int | None]:
-    """Return the end of what a process wrote and its exit code; None where it had to be killed after so many seconds.
-
-    Time in which this process itself gets no turn (a paused or overloaded machine) does not count.
+    """Return the end of what a process wrote and its exit code; None where it had to be killed after so many seconds
+    in which this process had its turns.
     """
     said = b""
     while seconds > 0:

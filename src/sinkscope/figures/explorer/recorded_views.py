@@ -16,10 +16,10 @@ from sinkscope.axes import KV_HEAD, TRACE_AXES, by_query_head, lacks_key_heads
 from sinkscope.figures.style import model_name, provenance, token_label
 from sinkscope.roles.head_roles import Roles
 from sinkscope.sinks import last_query_window
+from sinkscope.sinks.definition import token_class
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.finding import check_reach
 from sinkscope.sinks.followed_columns import WINDOW, Followed, columns_add_up
-from sinkscope.sinks.token_classes import token_class
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace
