@@ -28,18 +28,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from _lab_runs import RUNS, Run, analysis, untrained
+from _lab_runs import MAIN, RUNS, THRESHOLDS, Run, analysis, untrained
 from _nulls import Kind
-from claims_page import RESULTS, command_of, shown
+from claims_page import FAMILY, RESULTS, command_of, shown
 
 from scipy.special import stdtrit
 
-from sinkscope.statistics import THRESHOLDS, Threshold, definition_of
+from sinkscope.statistics import Threshold, definition_of
 from sinkscope.statistics.intervals import interval_of_means
 
-MAIN = Threshold(3.0, "queries")
-FAMILY = 40
-"""Deciding parts of all claims; a test counts them."""
 NULLS = ("untrained", "shuffled")
 FAILS = ("does not hold", "no more than a null")
 Verdict = Literal["holds", "no more than a null", "does not hold", "undecided", "not comparable"]

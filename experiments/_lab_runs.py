@@ -26,11 +26,13 @@ import sinkscope
 from sinkscope.errors import SinkscopeError
 from sinkscope.lab.prompts import few_shot_prompt, held_out, problem_prompt
 from sinkscope.sinks import averaged_moves
-from sinkscope.statistics import Analysis, Estimate, analyse
+from sinkscope.statistics import Analysis, Estimate, Threshold, analyse
 from sinkscope.traces import Trace, open_trace
 
 WORK = Path(os.environ.get("SINKSCOPE_WORK", Path(__file__).parent / "work"))
 PROMPTS = 48
+MAIN = Threshold(3.0, "queries")
+THRESHOLDS = (MAIN, Threshold(1.0, "queries"), Threshold(8.0, "queries"), Threshold(5.0, "percent"))
 SHOTS = (0, 1, 2, 5)
 LEAST_TOKENS = 200  # behind five shots; two of the 1,319 problems have fewer
 
@@ -140,7 +142,7 @@ def _whole(folder: Path) -> bool:
 
 @cache
 def analysis(run: Run, shots: int, prompts: int, shuffled: Kind | None = None) -> Analysis:
-    """Return all statistics of a run with so many shots, at ten thresholds, of shuffled attention if asked; they are kept
+    """Return all statistics of a run with so many shots, at four thresholds, of shuffled attention if asked; they are kept
     beside the traces. Moves at equal shares of so many queries (`averaged_moves`) are among them.
     """
     path = folder_of(run, shots) / f"analysis-{prompts}{shuffled and '-' + shuffled or ''}.json"
@@ -148,7 +150,7 @@ def analysis(run: Run, shots: int, prompts: int, shuffled: Kind | None = None) -
         traces = [trace(run, shots, number) for number in range(prompts)]
         if shuffled:
             traces = [Shuffled(one, shuffled, number, load(run.model)) for number, one in enumerate(traces)]
-        found = analyse(traces)
+        found = analyse(traces, THRESHOLDS)
         written = {
             name: getattr(found, name) for name in ("prompts", "layers", "heads", "tolerance", "prompt_texts", "keys")
         }

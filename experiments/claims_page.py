@@ -4,6 +4,7 @@ Command   python experiments/claims_page.py
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ ORDER = (
     "over-mixing",
     "learned-positions",
 )
+FAMILY = 40
+"""Deciding parts of all claims; a test counts them."""
 SIGNS = {"holds": "+", "no more than a null": "0", "does not hold": "−", "undecided": "?", "not comparable": "≠"}
 HEAD = """# Everything that was measured for the claims
 
 `python experiments/claims_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#the-papers-claims)
-has the verdicts. Each claim has parts, which compare one number, the mean over {prompts} prompts, with a bound that the script fixed before it ran:
+has the verdicts. Each claim has parts, which compare one number, a mean over prompts (each section says how many), with a bound that the script fixed before it ran:
 one reading of the papers' words.
 
 * **Signs** are at ε = 3 queries' worth of attention, one for each part. A part holds (+) if its interval lies wholly on the side that the
@@ -37,12 +40,13 @@ one reading of the papers' words.
   shuffled; those of queries and keys × 2.5, so that about as many heads have sinks as in the trained model; with the scale left as it is, or
   at update 0, no head has one and there is nothing to compare); and *shuffled* attention: each column goes to another key of its step, layer
   and head; for how sinks move, a head's columns change steps; for how many sinks there are, each query's attention goes to other keys
-  (steps 8, 32, 56). "–": no sink, so no number. Last column of the table: how many parts a null meets itself.
-* **Intervals** are 95 % over prompts for the 40 deciding parts together (Bonferroni: each is a 99.875 % one, its ends moved out as
+  (steps 8, 32, 56). "–": no sink, so no number. How many parts a null meets itself stands under *untrained / shuffled*. A part whose nulls
+  were not run is undecided where it would hold.
+* **Intervals** are 95 % over prompts for the {family} deciding parts together (Bonferroni: each is a {level} % one, its ends moved out as
   Student's t).
 * **Shots**: the same problems follow some solved ones. Rotary positions are tested without shots alone, because learned positions end
   at 96 tokens.
-* **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and fails elsewhere.
+* **All**: three other thresholds are tried too (1 and 8 queries, 5 %). A part *depends* on shots, on ε, or on both, if it holds somewhere and fails elsewhere.
   Otherwise it has the verdict that it has for all shots.
 
 We knew before the run, from 12 problems or from tries, that drift and depth change with the shots; also moves, group splits and over-mixing. We
@@ -59,14 +63,14 @@ verdict, in queries' worth (q) and in percent (%); then the untrained network | 
 def summary(documents: dict[str, dict[str, Any]]) -> str:
     """Return the head of the page: signs by shots and verdicts of all claims."""
     known = [documents[name] for name in ORDER if name in documents]
-    prompts = max((one["prompts"] for one in known), default=0)
+    family = {"{family}": str(FAMILY), "{level}": f"{100 - 5 / FAMILY:g}"}
     shots = sorted({one["shots"] for document in known for part in document["parts"] for one in part["at"]})
     rows = [
         f"| claim | {' | '.join(map(str, shots))} shots | all | untrained / shuffled | its parts |",
         f"|---|{'---|' * len(shots)}---|---|---|",
     ]
     rows += [row(one, shots) for one in known]
-    return HEAD.replace("{prompts}", str(prompts)) + "\n".join(rows) + "\n"
+    return re.sub("{family}|{level}", lambda found: family[found[0]], HEAD) + "\n".join(rows) + "\n"
 
 
 def row(document: dict[str, Any], lengths: list[int]) -> str:

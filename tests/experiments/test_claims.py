@@ -146,7 +146,7 @@ def planted(monkeypatch):
     keys = (("movement.drift", point), ("movement.drift", other), ("concentration.gini", ()))
 
     def found(run, shots, prompts, shuffled=None):
-        shift = {"one": 0, "two": 2}.get(run.name, -20) if not shuffled else 1  # redrawn: -20, no difference
+        shift = -20 if shuffled else {"one": 0, "two": 2}.get(run.name, -20)  # nulls: little, and no difference
         values = np.stack([first + shift + 2 * shots, -first - shift, first], axis=1)
         return Analysis((), 7, 2, 3, 0, ("",) * 7, keys, values)
 
