@@ -39,12 +39,6 @@ MOVES = Claim(
             "moves for the answer's queries",
         ),
         Part(
-            "swaps of the main sink of the answer's queries per head",
-            Number(DIFFUSION, "answer_queries.swaps_per_head"),
-            "above",
-            0.0,
-        ),
-        Part(
             "heads whose longest track is static",
             Number(DIFFUSION, "movement.longest_track", (("kind", "static"),)),
             "below",

@@ -5,7 +5,7 @@
     rows    each query's attention goes to other keys, query by query, at three steps: how far queries agree at all, as
             the other two leave the number and the strength of sinks as they are
 
-A causal model's rows are the newest queries', so that ``keys`` is ``rows`` for them, and stands for all three.
+Of a causal model the rows of the newest queries are known, so ``keys`` is ``rows`` and stands for all three.
 """
 
 from typing import Any, Literal

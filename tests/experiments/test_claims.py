@@ -1,6 +1,7 @@
 """Verdicts follow from intervals by the stated rule, and stored results are of the claims as they stand."""
 
 import json
+from types import SimpleNamespace
 
 import _claims
 import _lab_runs
@@ -9,22 +10,7 @@ import claims
 import claims_page
 import numpy as np
 import pytest
-from _claims import (
-    FAILS,
-    FAMILY,
-    MAIN,
-    NULLS,
-    Claim,
-    Number,
-    Part,
-    interval,
-    judge,
-    measure,
-    read_part,
-    store,
-    verdict_of,
-    verdict_over,
-)
+from _claims import FAILS, MAIN, NULLS, Claim, Number, Part, judge, measure, read_part, store, verdict_of, verdict_over
 
 from sinkscope.statistics import Analysis, Threshold
 
@@ -59,41 +45,29 @@ def test_what_holds_lies_beyond_its_nulls(nulls, verdict):
 
 
 def test_intervals_hold_for_all_parts_of_all_claims_together():
-    assert sum(part.decides for claim, _ in claims.READERS.values() for part in claim.parts) == FAMILY
+    assert sum(part.decides for claim, _ in claims.READERS.values() for part in claim.parts) == _claims.FAMILY
     rng = np.random.default_rng(0)
-    missed = sum(low > 0 or high < 0 for _, low, high, _ in (interval(rng.normal(size=24)) for _ in range(300)))
+    missed = sum(low > 0 or high < 0 for _, low, high, _ in (_claims.interval(rng.normal(size=24)) for _ in range(300)))
     assert missed <= 3  # 0.05 / 40 of 300 are 0.4; uncorrected, 15 are missed
-    assert len({interval(np.ones(24))[:3]}) == 1
-
-
-class Written:
-    """A trace of two layers and three heads, whose column stands on one key in all steps."""
-
-    causal = False
-    steps = 6
-
-    def __init__(self, causal=False):
-        self.causal = causal
-        columns = np.full((6, 2, 3, 12), np.nan, np.float32)
-        for step in range(6):
-            columns[step, ..., : 6 + step] = np.arange(6 + step) + 10 * step
-        self.column_sums = self.column_sums_masked = self.last_query = self.self_attention = columns
 
 
 def test_attention_is_shuffled_over_keys_or_steps_and_nothing_else():
-    trace = Written()
+    columns = np.full((6, 2, 3, 12), np.nan, np.float32)
+    for step in range(6):
+        columns[step, ..., : 6 + step] = np.arange(6 + step) + 10 * step
+    names = dict.fromkeys(("column_sums", "column_sums_masked", "last_query", "self_attention"), columns)
+    trace, causal = (SimpleNamespace(steps=6, causal=how, **names) for how in (False, True))
     keys, steps = (_nulls.Shuffled(trace, kind, 3, None) for kind in ("keys", "steps"))
     for found in (keys.column_sums, keys.column_sums_masked):
-        np.testing.assert_array_equal(np.sort(found), trace.column_sums)  # NaN stays at the end
-        assert (found[5] != trace.column_sums[5]).any(axis=-1).all()
+        np.testing.assert_array_equal(np.sort(found), columns)  # NaN stays at the end
+        assert (found[5] != columns[5]).any(axis=-1).all()
     assert (np.nan_to_num(keys.column_sums) != np.nan_to_num(keys.column_sums_masked)).any()  # each for itself
     moved = steps.column_sums
-    np.testing.assert_array_equal(np.sort(moved[..., 0], axis=0), trace.column_sums[..., 0])
-    assert (moved[..., 0] != trace.column_sums[..., 0]).any()
+    np.testing.assert_array_equal(np.sort(moved[..., 0], axis=0), columns[..., 0])
+    assert (moved[..., 0] != columns[..., 0]).any()
     np.testing.assert_array_equal(moved, steps.column_sums_masked)  # one order for all groups
-    assert keys.self_attention is trace.self_attention
-    row = _nulls.Shuffled(Written(causal=True), "steps", 3, None).last_query
-    np.testing.assert_array_equal(np.sort(row), trace.column_sums)
+    assert keys.self_attention is columns
+    np.testing.assert_array_equal(np.sort(_nulls.Shuffled(causal, "steps", 3, None).last_query), columns)
 
 
 def test_a_redrawn_network_keeps_the_scale_of_each_weight(monkeypatch, tmp_path):
@@ -108,7 +82,7 @@ def test_a_redrawn_network_keeps_the_scale_of_each_weight(monkeypatch, tmp_path)
     _lab_runs.load.cache_clear()
 
 
-HOLDS, LIKE, OPEN = "holds", "does not hold", "undecided"
+HOLDS, FAILED, OPEN = "holds", "does not hold", "undecided"
 
 
 def test_verdicts_over_lengths_and_thresholds_are_those_of_all_pairs():
@@ -117,11 +91,11 @@ def test_verdicts_over_lengths_and_thresholds_are_those_of_all_pairs():
     points = ("3 queries", "1 queries", "5 percent")
     for _ in range(400):
         cells = {
-            (shots, point): str(rng.choice([HOLDS, LIKE, OPEN], p=[0.6, 0.15, 0.25]))
+            (shots, point): str(rng.choice([HOLDS, FAILED, OPEN], p=[0.6, 0.15, 0.25]))
             for shots in (0, 1, 5)
             for point in points
         }
-        pairs = [(one, other) for one in cells for other in cells if {cells[one], cells[other]} == {HOLDS, LIKE}]
+        pairs = [(one, other) for one in cells for other in cells if {cells[one], cells[other]} == {HOLDS, FAILED}]
         on = {name for name, axis in (("shots", 1), ("ε", 0)) if any(one[axis] == other[axis] for one, other in pairs)}
         main = {cells[shots, "3 queries"] for shots in (0, 1, 5)}
         expected = main.pop() if len(main) == 1 else OPEN
