@@ -91,6 +91,12 @@ class Number:
         """Return the values [prompt]; None where single prompts have no value, or the statistic has an interval of its own."""
         if self.statistic == "triggers.over_chance":
             return None
+        if (
+            null == "shuffled"
+            and self.run == "autoregressive"
+            and not self.statistic.startswith(("movement.", "averaged."))
+        ):
+            return np.full(prompts, np.nan)  # only the newest queries' rows are shuffled
         found = self._analysis(shots, prompts, null)
         key = self._place(point)
         for number, (name, place) in enumerate(found.keys):

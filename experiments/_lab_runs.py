@@ -76,8 +76,7 @@ RUNS = {
 }
 
 
-AVERAGED = (1, 2, 4, 8, 16, 32)
-"""Queries over which moves are averaged, as far as steps reach; a diffusion model's step is its whole canvas."""
+AVERAGED = (1, 2, 4, 8, 16, 32)  # queries, as far as steps reach; a diffusion model's step is its whole canvas
 
 SCALE = 2.5  # 47 and 64 % of the redrawn diffusion model's heads have a sink then, 0 and 5 shots; 50 and 83 % of the trained one's
 

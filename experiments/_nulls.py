@@ -5,16 +5,17 @@
     rows    each query's attention goes to other keys, query by query, at three steps: how far queries agree at all, as
             the other two leave the number and the strength of sinks as they are
 
-Of a causal model the rows of the newest queries are known, so ``keys`` is ``rows`` and stands for all three.
+Of a causal model only the rows of the newest queries are shuffled, over the keys that they see, whatever the kind; its
+columns, to which early keys get more, have no null.
 """
 
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
-from sinkscope.sinks.definition import uniform_columns
 
 Kind = Literal["keys", "steps", "rows"]
 STEPS = [8, 32, 56]
@@ -42,23 +43,20 @@ class Shuffled:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._trace, name)
         if self._kind == "rows" and name == "column_sums":
-            return self._rows()
+            return self._rows
         if self._kind == "rows" and getattr(found, "shape", (0,))[0] == self._trace.steps:
             return np.asarray(found[:])[STEPS]
-        if not name.startswith(("column_sums", "last_query")):
+        if not name.startswith("last_query" if self._trace.causal else "column_sums"):
             return found
         columns = np.array(found[:], np.float32)
         if self._kind == "steps":  # the same order for the columns of all groups
             order = np.random.default_rng(self._seed).random(columns.shape[:3]).argsort(axis=0)
             return np.take_along_axis(columns, order[..., None], axis=0)
-        fair = np.ones_like(columns)
-        if self._trace.causal and name != "last_query":  # more queries see an early key: shares of the fair column
-            for step, length in enumerate((~np.isnan(columns[:, 0, 0])).sum(axis=-1)):
-                fair[step, ..., :length] = uniform_columns(length, np.full(columns.shape[1], length))
         noise = np.random.default_rng([self._seed, *name.encode()]).random(columns.shape)
         order = np.where(np.isnan(columns), np.inf, noise).argsort(axis=-1)
-        return np.take_along_axis(columns / fair, order, axis=-1) * fair
+        return np.take_along_axis(columns, order, axis=-1)
 
+    @cached_property
     @torch.no_grad()
     def _rows(self) -> np.ndarray:
         torch.manual_seed(self._seed)

@@ -24,14 +24,13 @@ ORDER = (
     "over-mixing",
     "learned-positions",
 )
-FAMILY = 40
-"""Deciding parts of all claims; a test counts them."""
+FAMILY = 40  # deciding parts of all claims
 SIGNS = {"holds": "+", "no more than a null": "0", "does not hold": "−", "undecided": "?", "not comparable": "≠"}
 HEAD = """# Everything that was measured for the claims
 
 `python experiments/claims_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#the-papers-claims)
-has the verdicts. Each claim has parts, which compare one number, a mean over prompts (each section says how many), with a bound that the script fixed before it ran:
-one reading of the papers' words.
+has the verdicts. Each claim has parts, which compare one number, a mean over prompts (each section says how many), with a bound that the
+script fixed before it ran: one reading of the papers' words.
 
 * **Signs** are at ε = 3 queries' worth of attention, one for each part. A part holds (+) if its interval lies wholly on the side that the
   claim wants, and beyond the intervals of both nulls; it is no more than a null (0) if a null's interval is not left behind, does not hold (−)
@@ -40,14 +39,15 @@ one reading of the papers' words.
   shuffled; those of queries and keys × 2.5, so that about as many heads have sinks as in the trained model; with the scale left as it is, or
   at update 0, no head has one and there is nothing to compare); and *shuffled* attention: each column goes to another key of its step, layer
   and head; for how sinks move, a head's columns change steps; for how many sinks there are, each query's attention goes to other keys
-  (steps 8, 32, 56). "–": no sink, so no number. How many parts a null meets itself stands under *untrained / shuffled*. A part whose nulls
-  were not run is undecided where it would hold.
+  (steps 8, 32, 56). Of the autoregressive model only the newest queries' attention is shuffled. "–": no sink, so no number. How many parts
+  a null meets itself, at ε = 3 with every number of shots, stands under *untrained / shuffled*. Where nulls were not run, a part that would
+  hold is undecided.
 * **Intervals** are 95 % over prompts for the {family} deciding parts together (Bonferroni: each is a {level} % one, its ends moved out as
   Student's t).
 * **Shots**: the same problems follow some solved ones. Rotary positions are tested without shots alone, because learned positions end
   at 96 tokens.
-* **All**: three other thresholds are tried too (1 and 8 queries, 5 %). A part *depends* on shots, on ε, or on both, if it holds somewhere and fails elsewhere.
-  Otherwise it has the verdict that it has for all shots.
+* **All**: three other thresholds are tried too (1 and 8 queries, 5 %). A part *depends* on shots, on ε, or on both, if it holds somewhere and fails
+  elsewhere. Otherwise it has the verdict that it has for all shots.
 
 We knew before the run, from 12 problems or from tries, that drift and depth change with the shots; also moves, group splits and over-mixing. We
 added the parts on output norms after the first run, with the bounds of the parts on values.
@@ -77,10 +77,11 @@ def row(document: dict[str, Any], lengths: list[int]) -> str:
     """Return one claim as a row: signs by shots, verdict in all, parts that nulls meet, and what its parts are."""
     parts = [part for part in document["parts"] if part["decides"]]
     signs = [" ".join(filter(None, (sign(part, shots) for part in parts))) for shots in lengths]
-    met = [sum(null in part["met_by"] for part in parts) for null in ("untrained", "shuffled")]
+    met = " / ".join(str(sum(null in part["met_by"] for part in parts)) for null in ("untrained", "shuffled"))
+    met = f"{met} of {len(parts)}" if "untrained" in parts[0]["at"][0] else "not run"
     what = "; ".join(f"{part['short']} ({wanted(part)})" for part in parts)
     title = f"[{document['title']}](#{anchor(document['title'])})"
-    return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {met[0]} / {met[1]} of {len(parts)} | {what} |"
+    return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {met} | {what} |"
 
 
 def wanted(part: dict[str, Any]) -> str:
