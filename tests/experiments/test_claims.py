@@ -67,6 +67,15 @@ def test_attention_is_shuffled_over_keys_or_steps_and_nothing_else():
     assert (moved[..., 0] != columns[..., 0]).any()
     np.testing.assert_array_equal(moved, steps.column_sums_masked)  # one order for all groups
     assert keys.self_attention is columns
+    tokens = np.tile(np.arange(20, 32), (57, 1))
+    rows = _nulls.Shuffled(
+        SimpleNamespace(steps=57, causal=False, tokens=tokens, column_sums=None),
+        "rows",
+        3,
+        _lab_runs.load("lab-diffusion"),
+    ).column_sums
+    np.testing.assert_allclose(rows.sum(axis=-1), 12, rtol=1e-4)  # each query still gives 1
+    assert rows.shape == (3, 6, 6, 12) and rows.std(axis=0).min(axis=(0, 1)).max() > 0  # shuffled anew in each step
     np.testing.assert_array_equal(np.sort(_nulls.Shuffled(causal, "steps", 3, None).last_query), columns)
 
 
