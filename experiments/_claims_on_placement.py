@@ -1,8 +1,25 @@
 """Claims on where sinks stand, how much they take, and how small their values are; the rule of each stands above it."""
 
+from collections.abc import Sequence
+
 from _claims import Claim, Number, Part
 
-DIFFUSION, REVERSED, AUTOREGRESSIVE = "blocks-of-16", "blocks-reversed", "autoregressive"
+DIFFUSION, AUTOREGRESSIVE = "blocks-of-16", "autoregressive"
+
+
+def beside(parts: Sequence[Part]) -> list[Part]:
+    """Return the same parts of the autoregressive model, which do not decide."""
+    return [
+        Part(f"autoregressive model: {one.what}", Number(AUTOREGRESSIVE, one.number.statistic), one.wanted, one.bound)
+        for one in parts
+    ]
+
+
+def ratio(token_class: str, what: str) -> Part:
+    number = Number(DIFFUSION, "composition.times_expected", (("class", token_class),))
+    short = what if token_class in ("newline", "mask", "punctuation") else ""
+    return Part(f"{what}: share among sinks over share of the canvas", number, "above", 1.0, short)
+
 
 # Rule: Eq. 3 holds in more than half of all steps × heads; at least 96 % of the tokens are no sinks at ε = 3 (the
 # paper's number); more than half of the attention lies on sinks ("most").
@@ -14,7 +31,8 @@ FEW_TOKENS = Claim(
     expected="a sink in most heads, at least 96 % of the tokens no sinks, most attention on the others",
     limits=(
         "The paper's 96 % is for canvases of 64 tokens. These canvases have 90 (no shots) to 390 tokens (five shots), "
-        "where an excess of 3 queries is a smaller share of the attention."
+        "where an excess of 3 queries is a smaller share of the attention. The untrained network has about as many heads with a sink "
+        "because its scale was so chosen; at the trained weights' scale it has none."
     ),
     parts=(
         Part(
@@ -64,6 +82,22 @@ FEW_TOKENS = Claim(
 
 # Rule: Sinks per head fall with depth (slope from the first layer, 0, to the last, 1, below 0), and the main sink's
 # column grows (slope above 0).
+BY_DEPTH = (
+    Part(
+        "sinks per head: slope from the first layer (0) to the last (1)",
+        Number(DIFFUSION, "concentration.number_by_depth"),
+        "below",
+        0.0,
+        "number by depth",
+    ),
+    Part(
+        "main sink's column: slope from the first layer (0) to the last (1)",
+        Number(DIFFUSION, "concentration.strength_by_depth"),
+        "above",
+        0.0,
+        "strength by depth",
+    ),
+)
 DEPTH = Claim(
     name="depth",
     title="Deeper layers have fewer, stronger sinks",
@@ -71,34 +105,7 @@ DEPTH = Claim(
     says="The number of sinks falls with depth, and their strength rises.",
     expected="fewer and stronger",
     limits="The model has six layers. A slope says nothing about a single layer that stands out.",
-    parts=(
-        Part(
-            "sinks per head: slope from the first layer (0) to the last (1)",
-            Number(DIFFUSION, "concentration.number_by_depth"),
-            "below",
-            0.0,
-            "number by depth",
-        ),
-        Part(
-            "main sink's column: slope from the first layer (0) to the last (1)",
-            Number(DIFFUSION, "concentration.strength_by_depth"),
-            "above",
-            0.0,
-            "strength by depth",
-        ),
-        Part(
-            "autoregressive model: the slope of the sinks per head",
-            Number(AUTOREGRESSIVE, "concentration.number_by_depth"),
-            "below",
-            0.0,
-        ),
-        Part(
-            "autoregressive model: the slope of the main sink's column",
-            Number(AUTOREGRESSIVE, "concentration.strength_by_depth"),
-            "above",
-            0.0,
-        ),
-    ),
+    parts=(*BY_DEPTH, *beside(BY_DEPTH)),
 )
 
 # Rule: Of each class: its share of the sinks over its share of the canvas is above 1 ("frequent" misleads where
@@ -116,27 +123,7 @@ PLACEMENT = Claim(
         "regular, class and place go together, and the model can separate them only as far as they vary."
     ),
     parts=(
-        Part(
-            "new lines: share among sinks over share of the canvas",
-            Number(DIFFUSION, "composition.times_expected", (("class", "newline"),)),
-            "above",
-            1.0,
-            "new lines",
-        ),
-        Part(
-            "masks: the same ratio",
-            Number(DIFFUSION, "composition.times_expected", (("class", "mask"),)),
-            "above",
-            1.0,
-            "masks",
-        ),
-        Part(
-            "punctuation: the same ratio",
-            Number(DIFFUSION, "composition.times_expected", (("class", "punctuation"),)),
-            "above",
-            1.0,
-            "punctuation",
-        ),
+        *(ratio(*one) for one in (("newline", "new lines"), ("mask", "masks"), ("punctuation", "punctuation"))),
         Part(
             "choice of the sink: gain from the class minus gain from the position",
             Number(DIFFUSION, "choice.class"),
@@ -148,21 +135,7 @@ PLACEMENT = Claim(
         Part("choice of the sink: gain from the class", Number(DIFFUSION, "choice.class"), "above", 0.0),
         Part("choice of the sink: gain from the position", Number(DIFFUSION, "choice.position"), "above", 0.0),
         Part("choice of the sink: gain from being masked or not", Number(DIFFUSION, "choice.mask_state"), "above", 0.0),
-        Part(
-            "special tokens: the same ratio",
-            Number(DIFFUSION, "composition.times_expected", (("class", "special"),)),
-            "above",
-            1.0,
-        ),
-        Part(
-            "digits: the same ratio",
-            Number(DIFFUSION, "composition.times_expected", (("class", "digit"),)),
-            "above",
-            1.0,
-        ),
-        Part(
-            "words: the same ratio", Number(DIFFUSION, "composition.times_expected", (("class", "word"),)), "above", 1.0
-        ),
+        *(ratio(*one) for one in (("special", "special tokens"), ("digit", "digits"), ("word", "words"))),
     ),
 )
 
@@ -209,6 +182,36 @@ CONSISTENCY = Claim(
 # to Σ c·‖v‖ than their share of the attention (ratio below 1). The same of ‖W_O v‖, what the head's output
 # projection makes of a value: these two parts came after the first run of the others, with the bounds of the
 # others.
+VALUES = (
+    Part(
+        "other tokens whose value norm is larger than the main sink's",
+        Number(DIFFUSION, "norms.value_norm_auc"),
+        "above",
+        0.5,
+        "others with larger values",
+    ),
+    Part(
+        "what sinks contribute, over what they would with the mean value norm of their head",
+        Number(DIFFUSION, "norms.contribution_over_attention"),
+        "below",
+        1.0,
+        "contribution over attention",
+    ),
+    Part(
+        "other tokens whose output norm is larger than the main sink's",
+        Number(DIFFUSION, "norms.output_norm_auc"),
+        "above",
+        0.5,
+        "others with larger output norms",
+    ),
+    Part(
+        "what sinks contribute behind the output projection, over what they would with the mean output norm of their head",
+        Number(DIFFUSION, "norms.output_contribution_over_attention"),
+        "below",
+        1.0,
+        "contribution of output norms over attention",
+    ),
+)
 SMALL_VALUES = Claim(
     name="small-values",
     title="Sinks have small values",
@@ -217,34 +220,7 @@ SMALL_VALUES = Claim(
     expected="small values, less contribution than attention",
     limits="A norm says how much a token adds, not whether anything reads it; `sinkscope roles` tests that head by head.",
     parts=(
-        Part(
-            "other tokens whose value norm is larger than the main sink's",
-            Number(DIFFUSION, "norms.value_norm_auc"),
-            "above",
-            0.5,
-            "others with larger values",
-        ),
-        Part(
-            "what sinks contribute, over what they would with the mean value norm of their head",
-            Number(DIFFUSION, "norms.contribution_over_attention"),
-            "below",
-            1.0,
-            "contribution over attention",
-        ),
-        Part(
-            "other tokens whose output norm is larger than the main sink's",
-            Number(DIFFUSION, "norms.output_norm_auc"),
-            "above",
-            0.5,
-            "others with larger output norms",
-        ),
-        Part(
-            "what sinks contribute behind the output projection, over what they would with the mean output norm of their head",
-            Number(DIFFUSION, "norms.output_contribution_over_attention"),
-            "below",
-            1.0,
-            "contribution of output norms over attention",
-        ),
+        *VALUES,
         Part(
             "effect size of the value norm, sinks minus others",
             Number(DIFFUSION, "norms.value_norm_effect"),
@@ -253,30 +229,7 @@ SMALL_VALUES = Claim(
         ),
         Part("effect size of the key norm", Number(DIFFUSION, "norms.key_norm_effect"), "below", 0.0),
         Part("effect size of the hidden state's norm", Number(DIFFUSION, "norms.hidden_norm_effect"), "above", 0.0),
-        Part(
-            "autoregressive model: other tokens whose value norm is larger than the main sink's",
-            Number(AUTOREGRESSIVE, "norms.value_norm_auc"),
-            "above",
-            0.5,
-        ),
-        Part(
-            "autoregressive model: what sinks contribute, over what they would with the mean value norm",
-            Number(AUTOREGRESSIVE, "norms.contribution_over_attention"),
-            "below",
-            1.0,
-        ),
-        Part(
-            "autoregressive model: other tokens whose output norm is larger than the main sink's",
-            Number(AUTOREGRESSIVE, "norms.output_norm_auc"),
-            "above",
-            0.5,
-        ),
-        Part(
-            "autoregressive model: what sinks contribute behind the output projection, over what they would with the mean output norm",
-            Number(AUTOREGRESSIVE, "norms.output_contribution_over_attention"),
-            "below",
-            1.0,
-        ),
+        *beside(VALUES),
     ),
 )
 

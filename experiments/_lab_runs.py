@@ -12,22 +12,27 @@ Cost      on one core, per prompt and run of the diffusion model, 0.7 s and 5 MB
 import json
 import os
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from _nulls import Kind, Shuffled
 from _settings import Arguments, run_script
 
 import sinkscope
 from sinkscope.errors import SinkscopeError
 from sinkscope.lab.prompts import few_shot_prompt, held_out, problem_prompt
-from sinkscope.statistics import Analysis, Estimate, analyse
+from sinkscope.sinks import averaged_moves
+from sinkscope.statistics import Analysis, Estimate, Threshold, analyse
 from sinkscope.traces import Trace, open_trace
 
 WORK = Path(os.environ.get("SINKSCOPE_WORK", Path(__file__).parent / "work"))
 PROMPTS = 48
+MAIN = Threshold(3.0, "queries")
+THRESHOLDS = (MAIN, Threshold(1.0, "queries"), Threshold(8.0, "queries"), Threshold(5.0, "percent"))
 SHOTS = (0, 1, 2, 5)
 LEAST_TOKENS = 200  # behind five shots; two of the 1,319 problems have fewer
 
@@ -41,6 +46,7 @@ class Run:
         shots: how many solved problems stand before a problem; the run is repeated for each number.
         hide: rule of hiding in force while it writes.
         templates: kinds of problems that are asked; all when empty.
+        redrawn: the model learnt nothing, see `load`.
     """
 
     name: str
@@ -49,6 +55,7 @@ class Run:
     shots: tuple[int, ...] = SHOTS
     hide: str = "none"
     templates: tuple[str, ...] = ()
+    redrawn: bool = False
 
     @property
     def command(self) -> str:
@@ -69,10 +76,31 @@ RUNS = {
 }
 
 
+AVERAGED = (1, 2, 4, 8, 16, 32)  # queries, as far as steps reach; a diffusion model's step is its whole canvas
+
+SCALE = 2.5  # 47 and 64 % of the redrawn diffusion model's heads have a sink then, 0 and 5 shots; 50 and 83 % of the trained one's
+
+
 @cache
-def load(name: str) -> Any:
-    """Load a model, once."""
-    return sinkscope.load(name)
+def load(name: str, redrawn: bool = False) -> Any:
+    """Load a model, once; ``redrawn``: the entries of each weight shuffled, those of queries and keys times `SCALE`."""
+    folder = WORK / "models" / f"redrawn-{Path(name).name}"
+    if redrawn and not folder.exists():
+        model = sinkscope.load(name)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for part, weight in model.network.named_parameters():
+                weight.copy_(weight.flatten()[torch.randperm(weight.numel())].view_as(weight))
+                weight.mul_(SCALE if "q_proj" in part or "k_proj" in part else 1)
+        model.network.save_pretrained(folder)
+        model.tokenizer.save_pretrained(folder)
+    return sinkscope.load(folder if redrawn else name)
+
+
+@cache
+def untrained(run: Run) -> Run:
+    """Return the run of the same prompts by the redrawn network."""
+    return replace(run, name=f"redrawn-{run.name}", redrawn=True)
 
 
 @cache
@@ -98,7 +126,7 @@ def trace(run: Run, shots: int, number: int) -> Trace:
     if not _whole(folder):
         shutil.rmtree(folder, ignore_errors=True)
         prompt = problem_prompt("lab-arith", problems(run.templates)[number], shots)["prompt"]
-        model = load(run.model)
+        model = load(run.model, run.redrawn)
         with sinkscope.parse_rule(run.hide)(model), sinkscope.recording(model, out=folder):
             sinkscope.generate(model, prompt, **run.settings)
     return open_trace(folder)
@@ -112,17 +140,29 @@ def _whole(folder: Path) -> bool:
 
 
 @cache
-def analysis(run: Run, shots: int, prompts: int) -> Analysis:
-    """Return all statistics of a run with so many shots, at ten thresholds; they are kept beside the traces."""
-    path = folder_of(run, shots) / f"analysis-{prompts}.json"
+def analysis(run: Run, shots: int, prompts: int, shuffled: Kind | None = None) -> Analysis:
+    """Return all statistics of a run with so many shots, at four thresholds, of shuffled attention if asked; they are kept
+    beside the traces. Moves at equal shares of so many queries (`averaged_moves`) are among them.
+    """
+    path = folder_of(run, shots) / f"analysis-{prompts}{shuffled and '-' + shuffled or ''}.json"
     if not path.exists():
-        found = analyse([trace(run, shots, number) for number in range(prompts)])
+        traces = [trace(run, shots, number) for number in range(prompts)]
+        if shuffled:
+            traces = [Shuffled(one, shuffled, number, load(run.model)) for number, one in enumerate(traces)]
+        found = analyse(traces, THRESHOLDS)
         written = {
             name: getattr(found, name) for name in ("prompts", "layers", "heads", "tolerance", "prompt_texts", "keys")
         }
+        moves = [
+            {one.queries if one.queries in AVERAGED else "canvas": one.moves_per_head for one in averaged_moves(each)}
+            for each in traces
+        ]
+        averaged = [*AVERAGED, "canvas"]
+        written["keys"] = [*found.keys, *(("averaged.moves_per_head", (("queries", one),)) for one in averaged)]
         rows = [one.as_dict() for one in found.statistics]
+        values = [[*row, *map(one.get, averaged)] for row, one in zip(found.values.tolist(), moves, strict=True)]
         beside = path.with_suffix(".writing")
-        beside.write_text(json.dumps({**written, "statistics": rows, "values": found.values.tolist()}))
+        beside.write_text(json.dumps({**written, "statistics": rows, "values": values}))
         beside.replace(path)
     read = json.loads(path.read_text())
     statistics = tuple(

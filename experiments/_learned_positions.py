@@ -28,10 +28,10 @@ RUNS.update(
 )
 
 
-def read(part: Part, prompts: int) -> dict[str, Any]:
+def read(part: Part, prompts: int, shots: Any) -> dict[str, Any]:
     for name, recipe in TWINS.items():
         train_checkpoint(recipe, WORK / "models" / name, command=f"sinkscope train {recipe.name}")
-    return read_part(part, prompts)
+    return read_part(part, prompts, shots)
 
 
 def beside(what: str, statistic: str, wanted: Any, bound: float) -> tuple[Part, ...]:

@@ -10,7 +10,7 @@ Cost      about 3 s of one core a prompt behind five shots, 1 s without shots.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,11 +67,11 @@ def states(model: Any, tokens: Tensor) -> tuple[np.ndarray, Seen]:
     return torch.stack(output.hidden_states[1:])[:, 0].numpy(), seen
 
 
-def measured(shots: int, number: int) -> dict[str, dict[str, float]]:
+def measured(shots: int, number: int, redrawn: bool = False) -> dict[str, dict[str, float]]:
     """Return ``{rule: {measure: mean over layers and steps}}`` of one prompt."""
-    path = WORK / "over-mixing" / f"{shots}-shots" / f"{number:06d}.json"
+    path = WORK / f"{'redrawn-' if redrawn else ''}over-mixing" / f"{shots}-shots" / f"{number:06d}.json"
     if not path.exists():
-        model, written = load("lab-diffusion"), trace(RUNS["blocks-of-16"], shots, number)
+        model, written = load("lab-diffusion", redrawn), trace(RUNS["blocks-of-16"], shots, number)
         rng = np.random.default_rng(number)
         rows: dict[str, list[dict[str, float]]] = {rule: [] for rule in RULES}
         for step in STEPS:
@@ -126,12 +126,18 @@ def parts() -> tuple[Part, ...]:
     return tuple(found)
 
 
-def read(part: Part, prompts: int) -> dict[str, Any]:
+def read(part: Part, prompts: int, shots: Collection[int]) -> dict[str, Any]:
+    """Return a part as it is stored; where columns are shuffled over the keys, the top sink is a random key."""
     found = {}
-    for shots in RUNS["blocks-of-16"].shots:
-        rows = [measured(shots, number) for number in range(prompts)]
-        numbers = _column(part.number, rows) - (0.0 if part.minus is None else _column(part.minus, rows))
-        found[shots] = {text_of(MAIN): interval(numbers)}
+    for one in (one for one in RUNS["blocks-of-16"].shots if one in shots):
+        trained, untrained = ([measured(one, number, how) for number in range(prompts)] for how in (False, True))
+        shuffled = [row | {"top:1@current": row["random:1@current"]} for row in trained]
+        found[one] = {
+            text_of(MAIN): {
+                null: interval(_column(part.number, rows) - (0.0 if part.minus is None else _column(part.minus, rows)))
+                for null, rows in (("", trained), ("untrained", untrained), ("shuffled", shuffled))
+            }
+        }
     return result_of(part, found, UNITS[part.number.statistic])
 
 

@@ -4,6 +4,7 @@ Command   python experiments/claims_page.py
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +24,38 @@ ORDER = (
     "over-mixing",
     "learned-positions",
 )
-SHOTS = (0, 1, 2, 5)
-SIGNS = {"holds": "+", "does not hold": "−", "undecided": "?"}
+FAMILY = 40  # deciding parts of all claims
+SIGNS = {"holds": "+", "no more than a null": "0", "does not hold": "−", "undecided": "?", "not comparable": "≠"}
 HEAD = """# Everything that was measured for the claims
 
 `python experiments/claims_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#the-papers-claims)
-has the verdicts. Each claim has parts, which compare one number, the mean over {prompts} prompts, with a bound that the script fixed before it ran:
-one reading of the papers' words.
+has the verdicts. Each claim has parts, which compare one number, a mean over prompts (each section says how many), with a bound that the
+script fixed before it ran: one reading of the papers' words.
 
-* **Signs** are at ε = 3 queries' worth of attention, one for each part. A part holds (+) if its 95 % interval over prompts lies wholly on the
-  side that the claim wants, does not hold (−) if it lies wholly on the other side, and is undecided (?) otherwise.
-* **Shots**: the same problems follow 0, 1, 2 and 5 solved ones. Rotary positions are tested without shots alone, because learned positions end
+* **Signs** are at ε = 3 queries' worth of attention, one for each part. A part holds (+) if its interval lies wholly on the side that the
+  claim wants, and beyond the intervals of both nulls; it is no more than a null (0) if a null's interval is not left behind, does not hold (−)
+  if it lies wholly on the other side, and is undecided (?) otherwise. ≠: two runs that no equal number of queries makes comparable.
+* **Nulls**, of the same prompts: *untrained*, a network of the same shape whose weights are redrawn (the entries of each trained weight
+  shuffled; those of queries and keys × 2.5, so that about as many heads have sinks as in the trained model; with the scale left as it is, or
+  at update 0, no head has one and there is nothing to compare); and *shuffled* attention: each column goes to another key of its step, layer
+  and head; for how sinks move, a head's columns change steps; for how many sinks there are, each query's attention goes to other keys
+  (steps 8, 32, 56). Of the autoregressive model only the newest queries' attention is shuffled. "–": no sink, so no number. How many parts
+  a null meets itself, at ε = 3 with every number of shots, stands under *untrained / shuffled*. Where nulls were not run, a part that would
+  hold is undecided.
+* **Intervals** are 95 % over prompts for the {family} deciding parts together (Bonferroni: each is a {level} % one, its ends moved out as
+  Student's t).
+* **Shots**: the same problems follow some solved ones. Rotary positions are tested without shots alone, because learned positions end
   at 96 tokens.
-* **All**: nine other thresholds are tried too. A part *depends* on shots, on ε, or on both, if it holds somewhere and does not hold elsewhere.
-  Otherwise it has the verdict that it has for all shots.
+* **All**: three other thresholds are tried too (1 and 8 queries, 5 %). A part *depends* on shots, on ε, or on both, if it holds somewhere and fails
+  elsewhere. Otherwise it has the verdict that it has for all shots.
 
 We knew before the run, from 12 problems or from tries, that drift and depth change with the shots; also moves, group splits and over-mixing. We
 added the parts on output norms after the first run, with the bounds of the parts on values.
 
 """
 FULL_HEAD = """
-Below, numbers have their 95 % interval over prompts and their verdict at ε = 3 queries' worth; behind it stand the thresholds with another
-verdict, in queries' worth (q) and in percent (%). Parts marked *beside* do not decide.
+Below, numbers have their interval over prompts and their verdict at ε = 3 queries' worth; behind it stand the thresholds with another
+verdict, in queries' worth (q) and in percent (%); then the untrained network | shuffled attention. Parts marked *beside* do not decide.
 
 """
 
@@ -52,21 +63,25 @@ verdict, in queries' worth (q) and in percent (%). Parts marked *beside* do not 
 def summary(documents: dict[str, dict[str, Any]]) -> str:
     """Return the head of the page: signs by shots and verdicts of all claims."""
     known = [documents[name] for name in ORDER if name in documents]
-    prompts = max((one["prompts"] for one in known), default=0)
+    family = {"{family}": str(FAMILY), "{level}": f"{100 - 5 / FAMILY:g}"}
+    shots = sorted({one["shots"] for document in known for part in document["parts"] for one in part["at"]})
     rows = [
-        f"| claim | {' | '.join(map(str, SHOTS))} shots | all | its parts |",
-        f"|---|{'---|' * len(SHOTS)}---|---|",
+        f"| claim | {' | '.join(map(str, shots))} shots | all | untrained / shuffled | its parts |",
+        f"|---|{'---|' * len(shots)}---|---|---|",
     ]
-    return HEAD.replace("{prompts}", str(prompts)) + "\n".join([*rows, *map(row, known)]) + "\n"
+    rows += [row(one, shots) for one in known]
+    return re.sub("{family}|{level}", lambda found: family[found[0]], HEAD) + "\n".join(rows) + "\n"
 
 
-def row(document: dict[str, Any]) -> str:
-    """Return one claim as a row: signs by shots, verdict in all, and what its parts are."""
+def row(document: dict[str, Any], lengths: list[int]) -> str:
+    """Return one claim as a row: signs by shots, verdict in all, parts that nulls meet, and what its parts are."""
     parts = [part for part in document["parts"] if part["decides"]]
-    signs = [" ".join(filter(None, (sign(part, shots) for part in parts))) for shots in SHOTS]
+    signs = [" ".join(filter(None, (sign(part, shots) for part in parts))) for shots in lengths]
+    met = " / ".join(str(sum(null in part["met_by"] for part in parts)) for null in ("untrained", "shuffled"))
+    met = f"{met} of {len(parts)}" if "untrained" in parts[0]["at"][0] else "not run"
     what = "; ".join(f"{part['short']} ({wanted(part)})" for part in parts)
     title = f"[{document['title']}](#{anchor(document['title'])})"
-    return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {what} |"
+    return f"| {title} ({document['source']}) | {' | '.join(signs)} | {document['verdict']} | {met} | {what} |"
 
 
 def wanted(part: dict[str, Any]) -> str:
@@ -103,7 +118,7 @@ def full_section(document: dict[str, Any]) -> str:
         f"## {document['title']}",
         "",
         f"{document['says']} ({document['source']}) Expected: {document['expected']}. **{document['verdict'].capitalize()}.**",
-        f"`{command_of(document['name'])} --prompts {document['prompts']}`",
+        f"`{command_of(document['name'])} --prompts {document['prompts']} --shots {' '.join(map(str, shots))}`",
         "",
         f"| part | {' | '.join('1 shot' if number == 1 else f'{number} shots' for number in shots)} | wanted | all |",
         f"|---|{'---|' * len(shots)}---|---|",
@@ -131,7 +146,8 @@ def cell(one: dict[str, Any], prompts: int) -> str:
                 f"{known} at {', '.join(point.replace(' queries', 'q').replace(' percent', '%') for point in points)}"
             )
     elsewhere = f" [{'; '.join(others)}]" if others else ""
-    return f"{shown(one['found'])}{fewer} {SIGNS[one['verdict']]}{elsewhere}"
+    nulls = " \\| ".join(shown(one[null]) for null in ("untrained", "shuffled") if null in one)
+    return f"{shown(one['found'])}{fewer} {SIGNS[one['verdict']]}{elsewhere}<br>{nulls or 'nulls not run'}"
 
 
 def shown(found: dict[str, float | None]) -> str:
