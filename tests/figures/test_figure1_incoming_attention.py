@@ -62,7 +62,7 @@ def said(drawn):
 
 def test_the_title_says_what_the_numbers_bear_out(draw, wandering, causal):
     """The sink that wanders drifts; the one that flips to and fro, and the one that changes its rank, do not move."""
-    rest = "is the main sink in 1 of 6 heads; main sinks move more than with the steps shuffled in"
+    rest = "is the main sink in 1 of 6 heads; main sinks move beyond chance in"
     expected = rf"org/planted: “▯” (4) {rest} 1 my-llama: “\$x\$” (3) {rest} none"
     assert said(draw("1", wandering, causal)) == expected
 

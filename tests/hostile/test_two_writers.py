@@ -83,7 +83,11 @@ SHORT = "--limit 1 --shots 0 --length 4 --steps 4 --block 4"
 FOREIGN = [
     (f"evaluate {{0}}/model {SHORT}", "found", "expected an evaluation, found roles"),
     (f"evaluate {{0}}/model {SHORT}", "mine", "expected an evaluation, found something else"),
-    (f"roles {{0}}/model --dtype bfloat16 --shots 1 {ROLES}", "found", "another run: other prompts; choose another folder"),
+    (
+        f"roles {{0}}/model --dtype bfloat16 --shots 1 {ROLES}",
+        "found",
+        "another run: other prompts; choose another folder",
+    ),
     ("explore {0}/trace", "trace", "expected a new or empty folder for the explorer"),
     ("watch-training {0}/watch", "mine", "mine holds files of something else"),
     ("train lab-sink-token --sink-token gate", "run", "(sink_token 'token' → 'gate')"),

@@ -57,14 +57,15 @@ class IncomingAttention(Figure):
             for axes, panel, cut in zip(grid[row], panels, cuts, strict=True):
                 image = draw_incoming(axes, panel.drawn, norm, cut, panel.title, names=row == 0)
             bar = sheet.colorbar(image, ax=list(grid[row]), aspect=(24, 12)[row], pad=0.015, extend="max")
-            bar.set_label(("attention received, " if row == 0 else "") + ("%" if percent else "queries' worth") + root)
+            unit = "%" if percent else "queries' worth"
+            bar.set_label(unit if row else f"attention received, {unit}{root}")
             grid[row, 0].set_ylabel("step")
         for axes in grid[1]:
             axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
             whole_numbers(axes.yaxis)
         dot: dict[str, Any] = {"marker": ".", "linestyle": "none", "markersize": 4, "markeredgewidth": 0}
         handles = [
-            Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1, label="main sink (Eq. 3)"),
+            Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1, label="main sink"),
             Line2D([], [], color=INK, label="token written in this step", **dot),
         ]
         sheet.legend(handles=handles, loc="outside lower center", ncols=2)

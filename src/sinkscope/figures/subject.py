@@ -258,7 +258,7 @@ class Subject:
             beyond = "" if self.moving else "no more than with the steps shuffled, "
             moves = f"{counted(self.only.moves, 'move')}, {beyond}and {counted(self.only.swaps, 'swap')} of rank"
             return f"{name} {len(there)} of {counted(len(self.main), 'step')}; {moves}"
-        moving = f"main sinks move more than with the steps shuffled in {len(self.moving) or 'none'}"
+        moving = f"main sinks move beyond chance in {len(self.moving) or 'none'}"
         return f"{name} {most} of {len(self.heads)} heads{self.where}; {moving}"
 
     @cached_property
