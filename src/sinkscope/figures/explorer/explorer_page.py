@@ -158,9 +158,8 @@ def explore(
         shown.append(add_trace(tiles, number, trace, label, excess, roles if known else None))
     sizes = [", ".join(counted(one[f"{noun}s"], noun) for noun in ("step", "layer", "head")) for one in shown]
     who = " and ".join(f"{one['label']} ({one['kind']}, {size})" for one, size in zip(shown, sizes, strict=True))
-    lead = (
-        f"{who}. A head’s main sink is its largest column that exceeds the others’ mean by {excess:g} queries’ worth."
-    )
+    causal = " (of a causal model: uniform attention)" * any(trace.causal for trace in opened)
+    lead = f"{who}. A head’s main sink exceeds the mean of the other columns{causal} most, by over {excess:g} queries’ worth."
     notes = []
     for one in shown:
         if not one["complete"]:
