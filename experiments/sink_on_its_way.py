@@ -221,7 +221,8 @@ def main() -> None:
         )
         print(
             f"{part:9}{name[:32]:33}{value:<7g} nats {np.mean(numbers['nats']):.3f} "
-            f"first {np.mean(numbers['first_share']):.3f} norm {numbers['first_norm_over_median']:.1f}/{numbers['largest_norm_over_median']:.1f} {costs}",
+            f"first {np.mean(numbers['first_share']):.3f} norm {numbers['first_norm_over_median']:.1f}/"
+            f"{numbers['largest_norm_over_median']:.1f} {costs}",
             flush=True,
         )
 
