@@ -1,6 +1,6 @@
 """What becomes of a causal model's first-token sink while its network learns to look both ways.
 
-Everything is computed densely, on windows of held-out text, half of whose tokens are masked (none for the causal model):
+Everything is computed densely, on windows of held-out text, half of whose tokens are masked (none for a causal model):
 by masks of attention alone, without any training; along the snapshots of runs of ``sinkscope train adapted``; and with
 the strength of the last one's adapter turned from 0 to 1.
 
@@ -68,7 +68,8 @@ class Dense:
 
     def _gone(self, columns: Tensor) -> Tensor:
         """Return which keys are hidden in each row and head: the first, the largest, one at random, or keys at random
-        that hold as much attention as the largest (the largest excluded, as far as they reach)."""
+        that hold as much attention as the largest (the largest excluded, as far as they reach).
+        """
         gone = torch.zeros_like(columns, dtype=torch.bool)
         if self.rule == "first":
             gone[..., 0] = True
@@ -219,8 +220,9 @@ def main() -> None:
             f"{rule} {np.mean(numbers[rule]['more']):+.3f}({numbers[rule]['removed']:.2f})" for rule in RULES[1:]
         )
         print(
-            f"{part:9}{name[:32]:33}{value:<7g} nats {np.mean(numbers['nats']):.3f} first {np.mean(numbers['first_share']):.3f} "
-            f"norm {numbers['first_norm_over_median']:.1f}/{numbers['largest_norm_over_median']:.1f} {costs}",
+            f"{part:9}{name[:32]:33}{value:<7g} nats {np.mean(numbers['nats']):.3f} "
+            f"first {np.mean(numbers['first_share']):.3f} norm {numbers['first_norm_over_median']:.1f}/"
+            f"{numbers['largest_norm_over_median']:.1f} {costs}",
             flush=True,
         )
 

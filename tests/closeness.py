@@ -72,7 +72,7 @@ def terms_of(network, positions):
 
 
 def probabilities_of(network, tokens):
-    """Arguments of `assert_close` for probabilities that a network gives: an exponential of each logit, over their sum."""
+    """Arguments of `assert_close` for probabilities that a network gives: exponentials of logits over their sum."""
     with torch.no_grad():
         logits = network(tokens).logits
     return {"terms": logits.shape[-1], "scores": (float(logits.abs().max()), terms_of(network, tokens.shape[-1]))}

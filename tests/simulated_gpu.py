@@ -29,8 +29,8 @@ SOURCE = Path(sinkscope.__file__).parent
 DEVICE, TO_TORCH = torch.device("cuda:0"), torch.device("meta")
 aten = torch.ops.aten
 SHAPED_BY_VALUES = {
-    aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive,
-    aten.unique_dim_consecutive, aten.bincount, aten.equal,
+    aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten._unique, aten._unique2, aten.unique_dim,
+    aten.unique_consecutive, aten.unique_dim_consecutive, aten.bincount, aten.equal,
 }  # fmt: skip
 MADE_OF_A_LIST = ("tensor", "as_tensor", "asarray")
 

@@ -99,7 +99,7 @@ def _imported(node: ast.AST, module: str, package: bool) -> list[str]:
 
 
 def _public_names() -> dict[str, str]:
-    """Where each name that ``sinkscope`` itself exports is defined, as its stub or its imports for type checkers say."""
+    """Where each name that ``sinkscope`` exports is defined, as its stub or its imports for type checkers say."""
     stub = SOURCE / "__init__.pyi"
     source = (stub if stub.exists() else SOURCE / "__init__.py").read_text()
     return {

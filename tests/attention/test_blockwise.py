@@ -133,7 +133,7 @@ def test_low_precision_inputs_have_fp32_columns(dtype):
 
 
 class Rounding(TorchDispatchMode):
-    """Rounds the factors of float32 products to bfloat16 where the program allows it, as CPUs with units for that do."""
+    """Rounds the factors of float32 products to bfloat16 where the program allows it, as CPUs with such units do."""
 
     products = (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm)
 

@@ -1,4 +1,4 @@
-"""Foreign torch modules: their calls of ``F.scaled_dot_product_attention`` are watched, hidden from and prepended to."""
+"""Foreign torch modules: calls of ``F.scaled_dot_product_attention`` are watched, hidden from and prepended to."""
 
 from contextlib import ExitStack
 from types import SimpleNamespace

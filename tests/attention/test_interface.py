@@ -132,7 +132,7 @@ def test_dropout_is_refused_while_something_watches(model, ids):
     for layer in network.model.layers:
         layer.self_attn.attention_dropout = 0.25
     for subscriber in (Diary(), one_key(2)):
-        with pytest.raises(AttentionError, match="no attention dropout while watching or hiding, found 0.25"):
+        with pytest.raises(AttentionError, match=r"no attention dropout while watching or hiding, found 0.25"):
             watched(network, [subscriber], ids)
     torch.manual_seed(3)
     expected = logits(network, ids)

@@ -260,9 +260,9 @@ def test_reading_and_planning_load_no_torch(command, tmp_path):
 
 
 def test_the_same_result_twice_is_refused():
-    with pytest.raises(CallError, match="expected each model, task and rule once, found .*, top:1 twice"):
+    with pytest.raises(CallError, match=r"expected each model, task and rule once, found .*, top:1 twice"):
         table([*RESULTS, RESULTS[1]])
-    with pytest.raises(CallError, match="expected each .* once, found .*, random:1@seed=0 twice"):
+    with pytest.raises(CallError, match=r"expected each .* once, found .*, random:1@seed=0 twice"):
         table([*RESULTS, result("random:1@seed=0", OTHER[:198] + "00", removed_share=0.1)])
 
 

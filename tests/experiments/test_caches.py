@@ -54,7 +54,7 @@ def test_verdicts_follow_from_the_answers(name):
 
 
 def test_stale_keys_are_those_of_their_answers():
-    """Ratios follow from the answers; the seeds contradict each other, so the verdict is undecided at every interval."""
+    """Ratios follow from the answers; the seeds contradict each other, so the verdict is undecided at each interval."""
     for document in RESULTS["stale-keys"]["models"].values():
         for row in document["rows"]:
             low, high = row["interval"]

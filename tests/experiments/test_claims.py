@@ -183,7 +183,7 @@ def test_parts_beside_have_no_say(planted, monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", claims_page.ORDER)
 def test_a_stored_result_is_of_the_claim_as_it_stands(name):
-    """A bound that is changed after a run no longer fits what was stored, and every verdict follows from the intervals."""
+    """A bound that is changed after a run no longer fits what was stored; every verdict follows from the intervals."""
     document, (claim, _) = claims_page.read()[name], claims.READERS[name]
     for key in ("name", "title", "source", "says", "expected", "limits"):
         assert document[key] == getattr(claim, key)

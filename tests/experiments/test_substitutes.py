@@ -1,4 +1,4 @@
-"""`experiments/substitutes.py`: what it measures is what a plain loop finds, and its page is written from its results."""
+"""`experiments/substitutes.py`: it measures what a plain loop finds, and its page is written from its results."""
 
 import numpy as np
 import pytest

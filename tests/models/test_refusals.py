@@ -201,7 +201,7 @@ def test_a_conversation_that_the_template_cannot_write(tmp_path):
     """transformers renders templates in a sandbox: they reach no attribute of Python's own."""
     template = "{{ messages.__class__.__mro__ }}"
     save_words(save_tiny("llama", tmp_path), {EOS: "<|end|>"}, eos_token="<|end|>", template=template)
-    with pytest.raises(CallError, match="refuses them .*unsafe"):
+    with pytest.raises(CallError, match=r"refuses them .*unsafe"):
         sinkscope.load(tmp_path).chat([{"role": "user", "content": "w3"}])
 
 

@@ -76,7 +76,7 @@ def test_other_weights_are_refused(recorded, tmp_path):
     del manifest["checksum"]
     manifest["model"]["weight_hash"] = "f" * 64
     path.write_text(json.dumps(manifest))
-    with pytest.raises(CallError, match="was written by weights ffffffffffff…, .*; pass the model"):
+    with pytest.raises(CallError, match=r"was written by weights ffffffffffff…, .*; pass the model"):
         recompute_map(model, open_trace(tmp_path / "edited"), 0, 0, 0)
 
 

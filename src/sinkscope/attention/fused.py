@@ -172,7 +172,7 @@ def _attention_of_torch(
 
 
 def _tiles(query: Tensor, dim: int, value_dim: int, masked: bool, hiding: bool) -> tuple[int, int, int, int]:
-    """Return queries and keys of a tile, warps and stages; it fits into shared memory and, on capability 9.0, registers."""
+    """Return queries and keys of a tile, warps and stages; it fits shared memory and, on capability 9.0, registers."""
     wide = max(dim, value_dim)
     if query.dtype == torch.float32:
         if wide <= 64:

@@ -59,8 +59,8 @@ def norms_of(vectors: Float[Tensor, "*axes dim"]) -> Float[Tensor, "*axes"]:
 
 @dataclass(frozen=True, eq=False)
 class KeyNorms:
-    """The norms of one layer call, float32: of keys and values [batch, kv_head, key], and of the newest values behind the
-    output projection [batch, head, key], None without a known one.
+    """The norms of one layer call, float32: of keys and values [batch, kv_head, key], and of the newest values behind
+    the output projection [batch, head, key], None without a known one.
     """
 
     keys: Tensor

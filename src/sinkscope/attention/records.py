@@ -141,7 +141,7 @@ class StepContext:
     Attributes:
         tokens: int64 [batch, position], the canvas, left padding included; with a cache all tokens so far.
         masked: bool [batch, position], where the canvas holds the mask token.
-        lengths: int64 [batch], real tokens of each row, which are at its right end; on the host, as reading a GPU waits.
+        lengths: int64 [batch], real tokens of each row, which are at its right end; on the host: reading a GPU waits.
         rows: which rows of the batch are to be recorded, one per prompt still being written.
         prompts: for each of these rows, the number of its prompt in `GenerationStart`.
         stack: module path of the stack that is called, None where a sampler published the step.
@@ -194,7 +194,7 @@ class CallPart:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """The result of one step, [batch, position] as `StepContext.tokens`; an autoregressive step writes one position more.
+    """The result of one step, [batch, position] as `StepContext.tokens`; an autoregressive step writes one more.
 
     Attributes:
         written: int64, the token committed in this step, −1 elsewhere.
@@ -231,8 +231,8 @@ class LayerCall:
             float32 [batch, query], it takes that as the only query group.
         own: the network's own constant keys in front (a sink token, a learned logit).
         part: the part of the canvas that is computed, under a cache that holds the rest; None for all of it.
-        seen: gives bool [1 or batch, 1 or head, query, key], the keys that each query sees by the mask and the flag that
-            the attention got, those included that rules hide; None before the layer has run.
+        seen: gives bool [1 or batch, 1 or head, query, key], the keys that each query sees by the mask and the flag
+            that the attention got, those included that rules hide; None before the layer has run.
         scale: of the scores; None before the layer has run.
     """
 

@@ -60,8 +60,8 @@ class KeptBias:
 def bias_of(mask: Tensor, alone: bool) -> Bias:
     """Return the bias that a mask adds to the scores, and which queries see nothing.
 
-    Queries that see nothing get 0 for all keys, because softmax (and its gradient) would give NaN; their weights are set
-    to 0 afterwards, which is sdpa's convention. ``alone``: no constant keys are in front, which every query would see.
+    Queries that see nothing get 0 for all keys, because softmax (and its gradient) would give NaN; their weights are
+    set to 0 afterwards, which is sdpa's convention. ``alone``: no constant keys, which every query sees, are in front.
     """
     seen = visible(mask)
     bias = torch.zeros(mask.shape, device=mask.device, dtype=torch.float32) if mask.dtype == torch.bool else mask

@@ -33,9 +33,7 @@ def _visible(
 
 @triton.jit
 def _grown(m_i, l_i, s):
-    """Extend a running maximum and sum of exponentials per row by one more tile; return both, the factor on earlier sums,
-    and the exponentials of the tile.
-    """
+    """Extend maximum and sum per row by a tile; return both, the factor on earlier sums, the tile's exponentials."""
     highest = tl.maximum(m_i, tl.max(s, 1))
     base = tl.where(highest == float("-inf"), 0.0, highest)
     p = tl.exp2(s - base[:, None])

@@ -137,7 +137,7 @@ def show_statistics(folder: Path, as_json: bool, every: bool = False) -> None:
 
     manifest, arrays, texts = read_statistics(folder)
     summary, prompts = Summary.from_arrays(arrays), manifest["prompts"]
-    document = document_of(summary, texts, manifest.get("mask_id"), (manifest.get("eos_id"),))
+    document = document_of(summary, texts, manifest.get("mask_id"), (manifest.get("eos_id", -1),))
     if not manifest["complete"]:
         output.note(f"{folder}: incomplete, {counted(prompts, 'prompt')}")
     if as_json:

@@ -42,7 +42,7 @@ class Demo(Command):
     overwrite: Overwrite = False
 
     def run(self) -> None:
-        """Record each model, hide its largest keys, draw figures; print a sentence a model and the paths of the pages."""
+        """Record each model, hide its largest keys, draw figures; print a sentence a model and the pages' paths."""
         import sinkscope
         from sinkscope.evaluation.text_likelihood import text_likelihood
         from sinkscope.figures import draw_figures, write_page
@@ -71,7 +71,7 @@ class Demo(Command):
                     hidden = sinkscope.generate(model, self.prompt, **settings).text
                 text = self.prompt + answer if text is None else text
                 ids, prompt = model.tokenize(text), model.tokenize(self.prompt)
-                cut = {"context": len(prompt), "answer": len(ids) - len(prompt)}
+                cut: dict[str, Any] = {"context": len(prompt), "answer": len(ids) - len(prompt)}
                 if cut["answer"] < 8:  # an answer that ended at once: judge the second half of the text
                     cut = {"context": len(ids) // 2, "answer": len(ids) - len(ids) // 2}
                 judged = {row["hide"]: row for row in text_likelihood(model, [text], [rule, RANDOM], **cut)["rows"]}
@@ -79,8 +79,8 @@ class Demo(Command):
                 traces.append(sinkscope.open_trace(out / "traces" / name))
                 where = headline(traces[-1])
                 costs = ", ".join(
-                    f"{hide} {row['difference']:+.2f} nats a token ({row['removed_share']:.0%} of the attention removed)"
-                    for hide, row in zip((rule, RANDOM), changed, strict=True)
+                    f"{one} {row['difference']:+.2f} nats a token ({row['removed_share']:.0%} of the attention removed)"
+                    for one, row in zip((rule, RANDOM), changed, strict=True)
                 )
                 sentences.append(f"{name}: {where} Hidden: {costs}.")
                 say(sentences[-1])

@@ -97,8 +97,8 @@ class Reproduce(Command):
         from sinkscope.runs.share import share_of_process
 
         first, data = share_of_process().index == 0, read_data_flags(self.data)
-        results: dict[str, list[Any]] = {}
-        traces: dict[str, list[Any]] = {}
+        results, traces = dict[str, list[Any]](), dict[str, list[Any]]()
+        assert self.out is not None  # `run` refuses it
         for name, folder in {part.model: part.folder for part in parts}.items():  # before any is loaded
             check_folder(name, folder) if self.paper == "paper2" else None
         with claimed_folder(self.out, EvaluationError) if first else nullcontext():
@@ -124,7 +124,7 @@ class Reproduce(Command):
             if self.paper == "paper2":
                 return _written({self.out / "paper2.md": beside_paper2(results)})
             rows = [one for found in results.values() for one in found]
-            forms = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json"} if rows else {}
+            forms: dict[str, Any] = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json"} if rows else {}
             tables = {self.out / f"table1.{end}": write_table(rows, form) for end, form in forms.items()}
             return [*_written(tables), *(_draw(traces, self.out) if any(traces.values()) else ())]
 

@@ -254,7 +254,7 @@ def this_cpu() -> Any:
     left, right, times = torch.rand(512, 1024), torch.rand(1024, 1024), list[float]()
     for _ in range(9):
         start = perf_counter()
-        left @ right
+        left.matmul(right)
         times.append(perf_counter() - start)
     reached = 0.8 * 2 * left.numel() * 1024 / min(times) / 1e12  # the rest of a layer takes a fifth
     return Card(f"this CPU ({counted(torch.get_num_threads(), 'thread')})", 0, reached, 1e10)
@@ -286,5 +286,5 @@ def _unmatched(one: Any) -> bool:
 def _in_words(estimate: Any, digits: int, factor: float = 1.0) -> str:
     if estimate is None or estimate.mean is None:
         return "–"
-    mean, *ends = (None if one is None else f"{factor * one:.{digits}f}" for one in vars(estimate).values())
-    return mean if None in ends else f"{mean} ({' to '.join(ends)})"
+    mean, *ends = ("" if one is None else f"{factor * one:.{digits}f}" for one in vars(estimate).values())
+    return f"{mean} ({' to '.join(ends)})" if all(ends) else mean

@@ -226,8 +226,8 @@ def trace_size(model: Any, prompt: int, settings: Any) -> int:
 
 
 def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hide: str = "none") -> bool:
-    """Generate answers to the prompts of this process under a rule, each alone, and add the statistics of those that are
-    missing to a folder; return whether this process is the one that reports the complete folder.
+    """Generate answers to the prompts of this process under a rule, each alone, and add the statistics of those that
+    are missing to a folder; return whether this process is the one that reports the complete folder.
     """
     import sinkscope
     from sinkscope.decoding import described

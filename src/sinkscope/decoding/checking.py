@@ -244,10 +244,11 @@ def _reading(model: Model) -> list[Check]:
         return []
     shifted = causal or model.family.shift
     number = torch.arange(text.shape[1], device=text.device)
-    chosen = (number >= len(question))[None]
+    chosen, inputs = (number >= len(question))[None], text
     if not causal:
+        assert mask_id is not None
         chosen = chosen & (number % MASKED_EVERY == torch.arange(MASKED_EVERY, device=text.device)[:, None])
-    inputs = text if causal else text.masked_fill(chosen, mask_id)
+        inputs = text.masked_fill(chosen, mask_id)
     likely = _logits(model, inputs).log_softmax(-1)
     here, left = (
         float(one.gather(-1, text.expand(len(one), -1)[..., None])[..., 0][chosen].mean())

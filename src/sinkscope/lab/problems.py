@@ -28,8 +28,8 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 @dataclass(frozen=True)
 class Problem:
-    """One task: ``question`` follows ``Q: ``, ``worked`` is the answer to learn, without its leading space; ``result`` is
-    the number after ``####``, or the tests that a program must pass.
+    """One task: ``question`` follows ``Q: ``, ``worked`` is the answer to learn, without its leading space; ``result``
+    is the number after ``####``, or the tests that a program must pass.
     """
 
     task: str
@@ -89,7 +89,7 @@ def make_problem(rng: random.Random, templates: tuple[str, ...] = ()) -> Problem
             steps.append((one, symbol, other, result))
         if all(1 <= result <= LARGEST for *_, result in steps):
             break
-    slots = dict(zip(("name", "other"), rng.sample(NAMES, 2), strict=True))
+    slots: dict[str, str] = dict(zip(("name", "other"), rng.sample(NAMES, 2), strict=True))
     slots |= zip(("place", "place2"), rng.sample(PLACES, 2), strict=True)
     slots |= zip(("day", "day2", "day3"), rng.sample(DAYS, 3), strict=True)
     question = QUESTIONS[template].format(**slots, item=rng.choice(ITEMS), **numbers)

@@ -69,8 +69,8 @@ def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = 
 def problem_prompts(
     task: str = "lab-arith", count: int | None = None, shots: int | None = None
 ) -> list[dict[str, str]]:
-    """Return ``prompt`` and ``answer`` of the first ``count`` held-out problems of a task, or of all (24 of a specimen's):
-    the number to find, or for lab-code a right program, with its ``tests``. Raise CallError for more than there are.
+    """Return ``prompt`` and ``answer`` of the first ``count`` held-out problems of a task, or of all (24 of a
+    specimen's): the number to find, or for lab-code a right program, with its ``tests``. Raise CallError for too many.
     """
     if count is None:
         count = 24 if task.startswith(SPECIMEN) else len(held_out(task))

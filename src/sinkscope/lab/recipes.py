@@ -159,7 +159,7 @@ _ADAPTED = Recipe(
 def _specimen(kind: str, nulls: int) -> Recipe:
     """Return a recipe for a specimen: one head that counts letters, with next to no feed-forward layer behind it."""
     causal = kind == "autoregressive"
-    shape = {"layers": 1, "hidden_size": 64, "heads": 1, "kv_heads": 1, "intermediate_size": 1, "max_positions": 128}
+    shape = dict[str, Any](layers=1, hidden_size=64, heads=1, kv_heads=1, intermediate_size=1, max_positions=128)
     return Recipe(
         f"lab-nulls-{kind}-{nulls}",
         "next_token" if causal else "masked_diffusion",

@@ -1,5 +1,5 @@
-"""The objectives (masked diffusion with paper 2's schedule, next-token prediction) and the training loop: AdamW, warm-up
-and cosine decay, bf16 autocast, gradient clipping, exact resumption.
+"""The objectives (masked diffusion with paper 2's schedule, next-token prediction) and the training loop: AdamW,
+warm-up and cosine decay, bf16 autocast, gradient clipping, exact resumption.
 
 Every random draw of update n comes from a generator seeded with (seed, n), so the state of a run is its weights, the
 optimiser's moments and n; `run_folder` keeps them. `train_checkpoint` makes a stock Hugging Face folder of it.
@@ -264,8 +264,8 @@ def train_checkpoint(
     command: str = "",
     watch: Watch | None = None,
 ) -> Path:
-    """Train a recipe into a checkpoint that `sinkscope.load` reads, or resume a killed run; see `train`. The weights are
-    written last, so a folder with weights is finished; raise ModelError where a file beside them is missing or damaged.
+    """Train a recipe into a checkpoint that `sinkscope.load` reads, or resume a killed run; see `train`. The weights
+    are written last, so a folder with weights is finished; raise ModelError where a file beside them is missing or bad.
     """
     change = recipe.adaptation
     if change is not None and (change.block or change.first_alone):

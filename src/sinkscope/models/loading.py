@@ -154,7 +154,7 @@ def assemble(
     if eos_id is not None and not 0 <= eos_id < rows:
         raise ModelError(
             f"{plan.folder}/tokenizer_config.json: eos_token: expected one of the {rows} tokens of the network, found "
-            f"{tokenizer.eos_token!r}, which is token {eos_id}; the tokenizer belongs to another model"
+            f"{getattr(tokenizer, 'eos_token', None)!r}, which is token {eos_id}; the tokenizer is of another model"
         )
     card = ModelCard.of(
         network,

@@ -164,8 +164,8 @@ class Model:
     def _unknown_words(self, text: str, ids: list[int], special: bool) -> list[str]:
         unknown, spelled = getattr(self.tokenizer, "unk_token_id", None), None
         core = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "model", None)
-        if unknown is None and getattr(core, "unk_token", None) is not None:  # an ordinary word that stands for others
-            unknown, spelled = core.token_to_id(core.unk_token), core.unk_token
+        if unknown is None and core is not None and (spelled := getattr(core, "unk_token", None)) is not None:
+            unknown = core.token_to_id(spelled)  # an ordinary word that stands for others
         if unknown is None or unknown not in ids:
             return []
         pieces = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)

@@ -69,8 +69,8 @@ class FullPrecisionAttention(llama.LlamaAttention):
             projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        rotated = llama.apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
-        return _attend(self, *(one.to(value.dtype) for one in rotated), value, **kwargs)
+        query, key = llama.apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
+        return _attend(self, query.to(value.dtype), key.to(value.dtype), value, **kwargs)
 
 
 class FullPrecisionLlama(LlamaForCausalLM):
@@ -271,7 +271,7 @@ class BertForMaskedLM(transformers.BertForMaskedLM):
     """transformers' network of this name."""
 
     # Of the checkpoints that were trained to tell the next sentence, too.
-    _keys_to_ignore_on_load_unexpected = (r"bert\.pooler\.", r"cls\.seq_relationship\.", r"position_ids$")
+    _keys_to_ignore_on_load_unexpected = (r"bert\.pooler\.", r"cls\.seq_relationship\.", r"position_ids$")  # pyright: ignore[reportAssignmentType]
 
     model = property(lambda self: self.bert)
     lm_head = property(lambda self: self.cls)

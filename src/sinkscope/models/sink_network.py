@@ -191,7 +191,8 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     for module in network.modules():
         if isinstance(module, SinkWeights | Gate):
             module.to(device=parameter.device, dtype=parameter.dtype)
-    network.model.sink_token.draw()  # again, as a default dtype of the caller's may have rounded the values
+        if isinstance(module, SinkWeights):
+            module.draw()  # again, as a default dtype of the caller's may have rounded the values
     _draw_gates(network, wanted)
     return network
 

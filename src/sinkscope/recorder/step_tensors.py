@@ -264,7 +264,7 @@ def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: b
 
     Column sums are those of the step's own queries and of every finished query, ``running``. ``newest_columns`` are
     those of the step's queries, and of as many finished blocks before them as make 16 queries, the window in which
-    sinks of autoregressive models are followed. Of a longer prompt, which is read at once, only the newest row is known.
+    sinks of autoregressive models are followed. Of a longer prompt, which is read at once, only the last row is known.
     """
     made, queries, last = {}, arrays["self_attention"].shape[-1], arrays.pop("last_query")
     for name in (one for one in (*GROUPS, "sink_token_columns") if one in arrays):

@@ -127,7 +127,7 @@ def _write_numpy(trace: Trace, path: Path) -> None:
 
 
 def _write_zarr(trace: Trace, path: Path) -> None:
-    import zarr
+    import zarr.storage
 
     sizes = axis_sizes(trace)
     group = zarr.open_group(zarr.storage.LocalStore(path), mode="w", attributes=_attributes(trace))

@@ -4,7 +4,7 @@ A *trigger* refreshes one row of the batch in the next step. It looks at the att
 main sink has moved where its head's most attended key is another one (Eq. 3 in queries' worth); attention has drifted
 where the cosine of that key's weights, then and now, is below the level in some layer. The trigger ``entropy`` is after
 EntropyCache (Cheong et al., 2026), which also computes the tokens written last (``fresh=changed,recent=N``); its code
-is not published, and nothing here is claimed to equal it. The policy ``elastic-cache`` recomputes only the layers behind.
+is not published, and nothing here is claimed to equal it. The policy ``elastic-cache`` recomputes only later layers.
 """
 
 from collections.abc import Iterator
