@@ -155,9 +155,14 @@ class TaskCommand(Command):
 
     def folder(self) -> Path:
         """Return the folder for the results; raise CallError without one."""
-        if self.out is None:
-            raise CallError("expected --out FOLDER, or --dry-run")
-        return self.out
+        return expect_out(self.out)
+
+
+def expect_out(out: Path | None) -> Path:
+    """Return a folder for results; raise CallError without one."""
+    if out is None:
+        raise CallError("expected --out FOLDER, or --dry-run")
+    return out
 
 
 def words(text: str) -> list[str]:

@@ -17,9 +17,21 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from sinkscope.commands.command import Command, Device, Dtype, Gpu, Json, Switch, TaskFiles, Tflops, default_is, words
+from sinkscope.commands.command import (
+    Command,
+    Device,
+    Dtype,
+    Gpu,
+    Json,
+    Switch,
+    TaskFiles,
+    Tflops,
+    default_is,
+    expect_out,
+    words,
+)
 from sinkscope.commands.output import note, print_costs, print_json, say
-from sinkscope.errors import CallError, EvaluationError
+from sinkscope.errors import EvaluationError
 
 TOP = 5
 """Tokens in a row of Table 2."""
@@ -79,8 +91,7 @@ class Reproduce(Command):
             parts = paper1(models, ks=ks, seeds=self.seeds, controls=controls, limit=self.limit, traces=self.traces)
         if self.dry_run:
             return print_costs(parts, self.gpu, self.tflops, self.json)
-        if self.out is None:
-            raise CallError("expected --out FOLDER, or --dry-run")
+        expect_out(self.out)
         files = list(map(str, self.work(parts)))
         return print_json({"files": files}) if self.json else say(*files, sep="\n")
 

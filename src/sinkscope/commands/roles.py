@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from sinkscope.commands.command import Command, Device, Gpu, Json, ModelName, SamplerFlags, Tflops, default_is, words
+from sinkscope.commands.command import (
+    Command,
+    Device,
+    Gpu,
+    Json,
+    ModelName,
+    SamplerFlags,
+    Tflops,
+    default_is,
+    expect_out,
+    words,
+)
 from sinkscope.commands.output import WIDTH, cut, note, print_json, print_table, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
@@ -96,8 +107,7 @@ class Roles(Command):
 
         if not self.dry_run:
             expect_one_process("roles")
-            if self.out is None:
-                raise CallError("expected --out FOLDER, or --dry-run")
+            expect_out(self.out)
         if self.prompts is not None:
             self.refuse("problems shots", "with --prompts")
         asked = [] if self.head is None else [read_head(one) for one in words(self.head)]

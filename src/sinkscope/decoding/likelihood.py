@@ -237,7 +237,5 @@ def check_likelihood(
     """Raise CallError for an argument of `log_likelihood` that does not fit a model of this family and name."""
     if method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")
-    if not 0 <= guidance < math.inf:
-        raise CallError(f"guidance: expected a finite number from 0 upwards, found {guidance}")
     if guidance > 0 and family.causal:
         raise CallError(f"guidance: {name} is autoregressive, without a mask token for its context; leave it at 0")
