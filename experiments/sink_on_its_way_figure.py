@@ -1,7 +1,8 @@
 """Draw the numbers of ``sink_on_its_way.py``: python experiments/sink_on_its_way_figure.py NUMBERS.json FIGURE.png"""
 
+import argparse
 import json
-import sys
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -19,9 +20,12 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
 
 
-def main(numbers: str, figure: str) -> None:
-    with open(numbers) as file:
-        rows = json.load(file)["rows"]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("numbers", type=Path)
+    parser.add_argument("figure", type=Path)
+    given = parser.parse_args()
+    rows = json.loads(given.numbers.read_text())["rows"]
     causal = next(row for row in rows if row["name"] == "causal")
     fig, axes = plt.subplots(1, 4, figsize=(12.5, 3.1), layout="constrained")
     for name, colour in COLOURS.items():
@@ -69,8 +73,8 @@ def main(numbers: str, figure: str) -> None:
         )
     axes[3].set_ylim(-0.15, 1.3)
     axes[3].legend(fontsize=7, frameon=False, loc="upper left", ncols=2)
-    fig.savefig(figure, dpi=130)
+    fig.savefig(given.figure, dpi=130)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
