@@ -31,7 +31,7 @@ LENGTH, CONTEXT = 128, 32
 """Tokens of a window; queries of the causal model that are not judged, and lose no keys."""
 RULES = ("none", "first", "top", "rowmass", "random")
 MASSIVE = 14
-"""The layer behind which hidden states are compared; SmolLM2's massive activation is there."""
+"""Number of layers behind which hidden states are compared; SmolLM2's massive activation is there."""
 
 
 @dataclass

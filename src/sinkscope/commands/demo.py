@@ -58,7 +58,7 @@ class Demo(Command):
                 claim_folder(out, overwrite=None)
             elif not begun and not self.overwrite:
                 raise CallError(f"{out} already holds a demo; choose another folder, or replace it: --overwrite")
-            traces, rows, text, sentences = [], [], None, []
+            traces, rows, text = [], [], None
             for name in names:
                 model = sinkscope.load(name)
                 settings = {"length": self.length, **SAMPLED.get(model.family.name, {})}
@@ -82,8 +82,7 @@ class Demo(Command):
                     f"{one} {row['difference']:+.2f} nats a token ({row['removed_share']:.0%} of the attention removed)"
                     for one, row in zip((rule, RANDOM), changed, strict=True)
                 )
-                sentences.append(f"{name}: {where} Hidden: {costs}.")
-                say(sentences[-1])
+                say(f"{name}: {where} Hidden: {costs}.")
                 say(f"  writes        {answer!r}\n  under {rule}  {hidden!r}")
                 for (hide, row), written in zip(judged.items(), (answer, hidden, ""), strict=True):
                     more, removed = f"{row['difference']:+.2f}", f"{row['removed_share']:.0%}"

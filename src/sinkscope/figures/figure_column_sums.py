@@ -48,9 +48,8 @@ class ColumnSums(Figure):
             rows += [(one.label, *bin, line) for bin in bins]
         grid[0].set_xlim(0, 1.03 * end)
         grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
-        found = ((one.label, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
-        shares = [f"{label}: {share:.2%} of the columns are sinks by Eq. 3" for label, share in found]
-        say(sheet, *shares)
+        found = ((one, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
+        say(sheet, *(f"{one.label}: {share:.2%} of the columns are sinks {one.by_rule}" for one, share in found))
         caption = (
             "A column sum is the attention that one token receives in one head at one step, in queries' worth: 1 where "
             "all tokens get alike. "
@@ -83,7 +82,7 @@ def _draw_histogram(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarr
     sinks, columns, line = one.summary.sinks, one.summary.columns, one.threshold_column_sum
     share = f"{sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})"
     if line is None:
-        words = f"dotted: one query's worth\nby Eq. 3, ε = {one.summary.excess:g}, sinks are\n{share}"
+        words = f"dotted: one query's worth\n{one.by_rule}, ε = {one.summary.excess:g}, sinks are\n{share}"
     else:
         axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
         words = f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
@@ -185,8 +184,8 @@ class Thresholds(Figure):
         ]
         say(sheet, *both)
         caption = (
-            "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns by "
-            "more than ε. Left: column sums in queries' worth of attention. Right: columns in percent of all "
+            "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns (of a "
+            "causal model uniform attention) by more than ε. Left: column sums in queries' worth of attention. Right: columns in percent of all "
             "attention. What it does not show: in queries' worth one ε asks for a smaller share of all attention the "
             "longer the canvas is, so curves of different S cannot be compared on the left."
         )
@@ -195,7 +194,7 @@ class Thresholds(Figure):
 
 
 def not_sinks(one: Subject) -> Float[np.ndarray, "unit epsilon"]:
-    """Return the share of all columns that Eq. 3 does not select, at every ε of the grid."""
+    """Return the share of all columns that are no sinks, at every ε of the grid."""
     return 1 - one.summary.above.sum(axis=1) / max(1, one.summary.columns)
 
 
@@ -256,7 +255,7 @@ class SinkNorms(Figure):
         say(sheet, *(parts or (f"{one.label}: norms of sinks and of other tokens" for one in with_norms)))
         caption = (
             "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters "
-            "the layer, for tokens that are sinks by Eq. 3 in a head and for all others, over steps, heads and "
+            "the layer, for tokens that are sinks in a head and for all others, over steps, heads and "
             "positions; bars are standard deviations. Contribution: column sum times value norm, the amount that a "
             "token adds to all queries together. What it does not show: directions."
         )
@@ -274,7 +273,7 @@ def _draw(axes: Any, one: Subject, kind: str) -> list[tuple[Any, ...]]:
     norms, at = one.summary.norms, NORM_KINDS.index(kind)
     means, spreads, effects = norms.mean[at], norms.deviation[at], norms.effect[at]
     layers = np.arange(means.shape[1])
-    looks = ((VERMILLION, "o", "sinks (Eq. 3)", -0.12), (BLUE, "s", "other tokens", 0.12))
+    looks = ((VERMILLION, "o", "sinks", -0.12), (BLUE, "s", "other tokens", 0.12))
     for mean, spread, (colour, marker, name, shift) in zip(means, spreads, looks, strict=True):
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.0, "elinewidth": 0.7}
         axes.errorbar(layers + shift, mean, spread, capsize=2, label=name, **look)

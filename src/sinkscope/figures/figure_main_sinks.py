@@ -68,7 +68,7 @@ class SinkStrengths(Figure):
             parts.append(f"{one.label}: {some}, {(found >= 0.5).sum()} in half of the steps or more")
         say(sheet, *parts)
         caption = (
-            "Column sum of the main sink (the head's strongest token, where Eq. 3 holds), averaged over the steps in "
+            "Column sum of the main sink (the head's strongest sink), averaged over the steps in "
             f"which the head has one; layer 0 is next to the embedding.{of_newest(subjects, f'{RUNNING_SUMS}.')} What "
             "it does not show: the other sinks of a head, and whether the main sink is the same token throughout."
         )
@@ -139,7 +139,7 @@ class SinkPositions(Figure):
         grid[0].set_ylabel("position in the canvas")
         say(sheet, *(f"{one.label}: {one.headline}" for one in subjects))
         caption = (
-            "Position of the main sink (the head's strongest token, where Eq. 3 holds) in each step; a gap is a step "
+            "Position of the main sink (the head's strongest sink) in each step; a gap is a step "
             "without a sink, a cross the token committed. Long parts of the prompt without one of these are left "
             f"out.{of_newest(subjects, 'few of {queries} are there in the first steps.')} {OF_MOVES} What it does not "
             "show: the other heads."
@@ -186,7 +186,7 @@ def draw_positions(axes: Any, one: Subject, heads: dict[HeadMovement, str], lett
         look = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linewidth": 0.9}
         curve(axes, np.where(main >= 0, places[main], np.nan), colour, marker, label, 3, **look)
     if not stood:
-        axes.text(0.5, 0.5, "no sink by Eq. 3", transform=axes.transAxes, ha="center")
+        axes.text(0.5, 0.5, "no sink", transform=axes.transAxes, ha="center")
     axes.set_xlabel("step")
     axes.set_xlim(-0.5, one.summary.steps - 0.5)
     whole_numbers(axes.xaxis)

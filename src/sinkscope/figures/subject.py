@@ -133,8 +133,13 @@ class Subject:
         return Threshold(self.summary.excess)
 
     @property
+    def by_rule(self) -> str:
+        """The rule that makes a column a sink, in words."""
+        return "by Eq. 3" if self.summary.rule == "eq3" else f"by the rule {self.summary.rule}"
+
+    @property
     def threshold_column_sum(self) -> float | None:
-        """The column sum above which Eq. 3 holds; None where steps, heads or keys differ in it."""
+        """The column sum above which Eq. 3 holds; None where steps, heads or keys differ in it, or by another rule."""
         if self.summary.rule == "uniform" or not columns_add_up(self.manifest, self.recorded):
             return None
         return least_column_sum(self.summary.excess, self.positions)
@@ -201,7 +206,7 @@ class Subject:
 
     @cached_property
     def main(self) -> Int[np.ndarray, "step layer head"]:
-        """Position of the main sink of each head, −1 where Eq. 3 does not hold."""
+        """Position of the main sink of each head, −1 where it has none."""
         return self.prompt.main_at(self.threshold)
 
     @cached_property
@@ -250,7 +255,7 @@ class Subject:
         """The token that is the main sink of most heads, and in how many heads the main sink moves beyond chance."""
         with_sink = [main[main >= 0] for one in self.heads if ((main := self.of_head(one)) >= 0).any()]
         if not with_sink:
-            return f"no head{self.where} has a sink by Eq. 3"
+            return f"no head{self.where} has a sink {self.by_rule}"
         (at, most), *_ = Counter(int(np.bincount(main).argmax()) for main in with_sink).most_common(1)
         there = self.prompt.canvas.tokens[((self.main == at) & self.asked).any(axis=(1, 2)), at]
         name = f"“{tick_label(self.trace, int(there[-1]), 20)}” ({at}) is the main sink in"
@@ -380,5 +385,5 @@ OF_MOVES = (
 RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
 OF_LINE = (
     "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many "
-    "queries as there are tokens."
+    "queries as there are tokens, or where sinks exceed uniform attention (a causal model's, by the rule uniform)."
 )
