@@ -8,6 +8,8 @@ import sinkscope
 from sinkscope.commands.demo import Demo
 from sinkscope.errors import CallError
 from sinkscope.evaluation.text_likelihood import text_likelihood
+from sinkscope.sinks import find_sinks
+from sinkscope.sinks.tracking import place_of
 
 PROMPT = "Q: Tom has 7 apples and buys 5 more. How many apples does Tom have now?\nA:"
 SMALL = {"models": "lab-autoregressive,lab-diffusion", "prompt": PROMPT, "length": 16}
@@ -21,7 +23,8 @@ def test_the_demo_tells_the_main_sink_and_its_cost_and_makes_both_pages(tmp_path
         trace = sinkscope.open_trace(tmp_path / "out" / "traces" / name)
         assert trace.complete
         sentence = next(one for one in said if one.startswith(name))
-        assert "is the main sink of" in sentence
+        place = place_of(find_sinks(trace), trace.tokens[:])
+        assert f"position {place.position}, " in sentence and f"main sink of {place.heads} of 36 heads" in sentence
         assert f"{rule} +" in sentence or f"{rule} -" in sentence
         assert trace.manifest["text"].split("\n")[0] in html
     model = sinkscope.load("lab-autoregressive")
