@@ -52,10 +52,13 @@ def test_sight_is_what_whole_maps_say(model, probe):
     assert_close(sight.reader_rows, maps[:, :, probe.readers].mean(2), terms=terms)
     assert_close(sight.committed_rows, maps[:, :, probe.committed].mean(2), terms=terms)
     assert_close(sight.output_norms, np.linalg.norm(added, axis=-1), terms=terms)
-    readers = np.flatnonzero(probe.readers)
+    readers, length = np.flatnonzero(probe.readers), len(probe.tokens)
+    uniform = np.array([sum(1 / (query + 1) for query in range(key, length)) for key in range(length)])
+    over = maps.sum(2) - uniform * model.family.causal
+    assert (sight.sinks(3.0) == (over * length / (length - 1) > 3)).all()
     for layer, head in np.ndindex(maps.shape[:2]):
         one = maps[layer, head]
-        top = one.sum(0).argmax()
+        top = over[layer, head].argmax()
         taken = one[readers, top]
         assert_close(sight.evenness[layer, head], taken.mean() ** 2 / (taken**2).mean(), terms=2 * terms)
         without = np.delete(one[readers], top, axis=1)

@@ -187,6 +187,8 @@ class Roles(Command):
 
 def heading(found: Any) -> str:
     """Return how many sinks can go alone, what hiding many together costs, the model, and how it was measured."""
+    from sinkscope.sinks.definition import RULE_TEXTS
+
     free, said = found.count("dispensable"), ""
     for name, which in (("idle", f"all {found.count('idle')} idle ones"), ("dispensable", f"these {free}")):
         if not said and name in found.together:
@@ -197,7 +199,7 @@ def heading(found: Any) -> str:
     lines = (
         f"{free} of {counted(len(found.heads), 'sink')} can go singly{said}",
         f"{found.model}{f' ({used})' if used else ''}: {len(found.heads)} of {found.layers * found.heads_in_layer} "
-        f"heads have a lasting sink (Eq. 3, ε = {found.rules.excess:g})",
+        f"heads have a lasting sink (over {RULE_TEXTS[found.rule]}, ε = {found.rules.excess:g})",
         f"chosen on {counted(found.prompts - found.judged - len(found.failed), 'prompt')}, judged on {found.judged} "
         f"others{found.from_where}{f', canvases of {tokens} tokens' if tokens else ''}",
     )

@@ -31,11 +31,12 @@ from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
 from sinkscope.runs.files import checksum_of
 from sinkscope.runs.folder import Items, run_folder
+from sinkscope.sinks.finding import rule_of
 from sinkscope.sinks.definition import text_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
-MEASURED = 4
+MEASURED = 5
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 KINDS = {"judge": REMOVALS, "top": tuple(f"top.{many}" for many in MOST_HIDDEN)}
@@ -56,7 +57,7 @@ def find_roles(
     on_progress: Callable[[str, int, int], object] | None = None,
     **settings: Any,
 ) -> Roles:
-    """Return the role of every head that has a lasting sink, by Eq. 3 on the key with the head's largest column.
+    """Return the role of every head that has a lasting sink (causal: by the rule ``uniform``, else Eq. 3).
 
     Even prompts choose the heads, odd ones judge them, in which the sink is taken from that head alone; at the end
     those that can be hidden are hidden together.
@@ -202,9 +203,9 @@ class _Progress:
 
 
 def _roles(model: Model, shape: tuple[int, ...], *found: Any, lengths: Sequence[int], **more: Any) -> Roles:
-    known = {"config_hash": model.card.config_hash, "dtype": model.card.dtype, **more}
+    known = {"config_hash": model.card.config_hash, "dtype": model.card.dtype, "rule": rule_of(model.family.causal)}
     ends = (min(lengths), max(lengths))
-    return Roles(model.card.name, weight_hash_of(model), *shape, *found, canvas_tokens=ends, **known)
+    return Roles(model.card.name, weight_hash_of(model), *shape, *found, canvas_tokens=ends, **known, **more)
 
 
 def _lasting(chosen: Sequence[Rows], rules: Rules) -> tuple[list[tuple[int, int]], tuple[int, ...]]:

@@ -25,7 +25,7 @@ from sinkscope.errors import CallError, EvaluationError
 from sinkscope.notebook_card import MOST_ROWS, card
 from sinkscope.runs.files import compare_checksum, read_json_object, validated, with_checksum, write_whole
 from sinkscope.runs.folder import made_folder
-from sinkscope.sinks.definition import check_excess
+from sinkscope.sinks.definition import Rule, check_excess
 from sinkscope.sinks.finding import EXCESS
 
 Need = Literal["dispensable", "needed", "open"]
@@ -43,7 +43,7 @@ class Rules:
         changed: mean KL divergence from which predictions count as changed, in nats a prediction.
         small: output norm of an idle key, over the median of its canvas, where nothing else tells it from others.
         even: evenness from which all queries that predict get the same.
-        lasting: share of canvases in which a head has a sink by Eq. 3, of ``excess`` ε in queries' worth.
+        lasting: share of canvases in which a head has a sink, of ``excess`` ε in queries' worth.
         faint: share of the attention of the queries that predict below which evenness and control do not decide.
     """
 
@@ -116,7 +116,7 @@ class HeadRole:
     """The role of one head's sink: ``need``, whether it can go; ``role``, what it adds, by which ``reason``.
 
     Attributes:
-        lasting: share of the judged canvases in which the head has a sink by Eq. 3.
+        lasting: share of the judged canvases in which the head has a sink.
         place: mean position over the length of the canvas; position, token: most frequent, None where two are.
         measured: {name: estimate over the judged prompts}: ``share`` of all attention; ``committed_share`` of that of
             the queries committed; ``norm_ratio``: output norm over the median; ``evenness``: see `Sight`; ``kl.RULE``,
@@ -169,6 +169,7 @@ class Roles:
             heads at once; RULE: ``sink``, ``sink.zero``, ``rowmass`` or ``rowmass.zero``.
         source: where the prompts came from, ``task`` with ``shots`` or ``file``.
         canvas_tokens: tokens of the shortest and the longest canvas with the whole answer; None where not known.
+        rule: by which sinks are found, see `sinks.rule_of`.
         dtype, config_hash: of weights and measurement, see `models.ModelCard`; empty where not known.
     """
 
@@ -187,6 +188,7 @@ class Roles:
     canvas_tokens: tuple[int, int] | None = None
     config_hash: str = ""
     dtype: str = ""
+    rule: Rule = "eq3"
 
     def of_head(self, layer: int, head: int) -> HeadRole | None:
         """Return the role of a head; None where it has no lasting sink."""

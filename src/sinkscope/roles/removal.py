@@ -28,7 +28,8 @@ class Sight:
     """One canvas, all heads, nothing removed.
 
     Attributes:
-        columns: column sums of all queries, in queries' worth.
+        columns: column sums of all queries, in queries' worth; uniform: those of uniform attention in a causal model
+            (see `sinks.rule_of`), else nothing.
         reader_rows: mean attention of the readers; committed_rows: of those whose token is committed.
         evenness: (mean a_qj)² / mean a_qj² over the readers, for the key j with the largest column: 1 where all alike.
         output_norms: ‖W_O v_j‖; value_norms: ‖v_j‖.
@@ -38,6 +39,7 @@ class Sight:
     """
 
     columns: Float[np.ndarray, "layer head key"]
+    uniform: Float[np.ndarray, "layer one key"]
     reader_rows: Float[np.ndarray, "layer head key"]
     committed_rows: Float[np.ndarray, "layer head key"]
     evenness: Float[np.ndarray, "layer head"]
@@ -51,16 +53,16 @@ class Sight:
 
     @property
     def order(self) -> Int[np.ndarray, "layer head key"]:
-        """Keys by falling column sum, ties to the lower position."""
-        return np.argsort(-self.columns, axis=-1, kind="stable")
+        """Keys by falling column sum, over that of uniform attention; ties to the lower position."""
+        return np.argsort(self.uniform - self.columns, axis=-1, kind="stable")
 
     def sinks(self, excess: float) -> Bool[np.ndarray, "layer head key"]:
-        return is_sink(self.columns, excess)
+        return is_sink(self.columns - self.uniform, excess)
 
 
 class _Watch(Watcher):
     def __init__(self, model: Model, probe: Probe) -> None:
-        self.model, self.causal = model, model.family.causal
+        self.causal = model.family.causal
         self.readers, self.committed = torch.from_numpy(probe.readers), torch.from_numpy(probe.committed)
         self.layers: list[dict[str, Tensor]] = []
         self.projections = OutputProjections(model.network)
@@ -69,13 +71,13 @@ class _Watch(Watcher):
         sums = columns.sums[0, :, call.groups.index("all")]
         norms: Any = self.projections.norms(call)
         values = call.value[0].float().norm(dim=-1).repeat_interleave(len(sums) // call.value.shape[1], dim=0)
-        found = self._rows(call, sums.argmax(-1))
-        self.layers.append({"columns": sums, "output_norms": norms[0], "value_norms": values, **found})
+        seen = call.seen()[0]  # type: ignore[misc]  # the layer has run
+        uniform = (seen / seen.sum(-1, keepdim=True)).sum(-2) if self.causal else torch.zeros_like(sums[:1])
+        found = {"columns": sums, "uniform": uniform, "output_norms": norms[0], "value_norms": values}
+        self.layers.append(found | self._rows(call, seen, (sums - uniform).argmax(-1)))
 
-    def _rows(self, call: LayerCall, top: Tensor) -> dict[str, Tensor]:
-        """Return the attention of the readers, a block of them at a time; ``top``: the key with the largest column."""
-        module = self.model.network.get_submodule(call.name)
-        scale = getattr(module, "scaling", None) or call.query.shape[-1] ** -0.5
+    def _rows(self, call: LayerCall, seen: Tensor, top: Tensor) -> dict[str, Tensor]:
+        """Return the attention of the readers, a block of them at a time; ``top``: the main sink of each head."""
         query, heads = call.query[0].float(), call.query.shape[1]
         shared = heads // call.key.shape[1]
         key = call.key[0].float().repeat_interleave(shared, dim=0)
@@ -87,17 +89,14 @@ class _Watch(Watcher):
         first, second, sink_token = (query.new_zeros(heads) for _ in range(3))
         for block in torch.arange(len(places), device=device).split(BLOCK):
             own = places[block]
-            scores = query[:, own] @ key.mT * scale
+            scores = query[:, own] @ key.mT * call.scale
             front = scores.new_zeros(heads, len(own), 0)  # scores of the network's own constant keys
             if (constant := call.own) is not None and constant.logits is not None:
                 front = constant.logits[:, None].to(query).expand(-1, len(own), -1)
             elif constant is not None:
                 keys = constant.keys if constant.keys.ndim == 3 else constant.keys[0]
-                front = query[:, own] @ keys.to(query).repeat_interleave(shared, dim=0).mT * scale
-            size = 1 if self.causal else getattr(self.model.network.model, "block_length", None)
-            if size:  # a query sees no later block
-                later = own[:, None] // size < torch.arange(key.shape[1], device=device) // size
-                scores = scores.masked_fill(later, -torch.inf)
+                front = query[:, own] @ keys.to(query).repeat_interleave(shared, dim=0).mT * call.scale
+            scores = scores.masked_fill(~seen[:, own], -torch.inf)
             weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)
             to_front, weights = weights.tensor_split([front.shape[-1]], dim=-1)
             taken = weights.gather(-1, top[:, None, None].expand(-1, len(own), 1))[..., 0]
@@ -167,9 +166,9 @@ class Removal:
 
 
 def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head: int, seed: int) -> list[Removal]:
-    """Return the removals from one head on one canvas, whose ``sinks`` these are by Eq. 3.
+    """Return the removals from one head on one canvas, whose ``sinks`` these are.
 
-    ``sink``: the key with the largest column. ``rowmass``: random keys that are no sinks (these may be substitutes),
+    ``sink``: the key with the largest column (causal: over uniform attention). ``rowmass``: random keys that are no sinks (these may be substitutes),
     until they hold as much of the readers' attention. ``random``: one. ``top.K``: the K largest columns.
     """
     keys = sight.columns.shape[-1]
