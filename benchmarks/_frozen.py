@@ -1,13 +1,14 @@
 """Freezes the outputs of sinkscope before a renovation, and compares them after it.
 
-    python benchmarks/_frozen.py store /tmp/before            # every command on the bundled models, 5 minutes on two cores
-    python benchmarks/_frozen.py store /tmp/after
+    python benchmarks/_frozen.py store /tmp/before            # every command on the bundled models, 5 minutes on two
+    cores python benchmarks/_frozen.py store /tmp/after
     python benchmarks/_frozen.py compare /tmp/before /tmp/after
 
-`store` runs each line of `CALLS` in an empty folder with one thread, and keeps its exit status, its standard output and, of the folders
-in `KEPT`, each tensor, table and JSON document. `compare` reports what is missing, new or different: texts and whole numbers to the
-letter, other numbers within `TOLERANCE`, which is the rounding of one thread against another order of the same sums. It exits with 1 if
-anything differs, but for the names that ``--declared`` lists, one pattern of `fnmatch` each.
+`store` runs each line of `CALLS` in an empty folder with one thread, and keeps its exit status, its standard output
+and, of the folders in `KEPT`, each tensor, table and JSON document. `compare` reports what is missing, new or
+different: texts and whole numbers to the letter, other numbers within `TOLERANCE`, which is the rounding of one thread
+against another order of the same sums. It exits with 1 if anything differs, but for the names that ``--declared``
+lists, one pattern of `fnmatch` each.
 """
 
 import csv

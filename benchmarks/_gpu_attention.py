@@ -25,8 +25,9 @@ def inputs(given: Any, length: int) -> tuple[torch.Tensor, ...]:
 def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
     """Attention with columns against torch's flash attention; ``kind`` is how ours runs.
 
-    ``columns`` as it is chosen, ``own kernels`` both ours, ``hidden`` with a key of each head taken away, ``masked, hidden`` also behind
-    a mask, as a padded batch has one, and ``cudnn`` and ``sdpa`` torch's other kernels without columns.
+    ``columns`` as it is chosen, ``own kernels`` both ours, ``hidden`` with a key of each head taken away, ``masked,
+    hidden`` also behind a mask, as a padded batch has one, and ``cudnn`` and ``sdpa`` torch's other kernels without
+    columns.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -76,10 +77,12 @@ def over_flash(given: Any, length: int, kind: str) -> dict[str, Any]:
 
 @torch.no_grad()
 def tiles(given: Any, length: int, kernel: str, dressed: bool) -> dict[str, Any]:
-    """Sizes of tile, warps and stages in one go: what `fused._tiles` and `fused._column_tiles` should say on this device.
+    """Sizes of tile, warps and stages in one go: what `fused._tiles` and `fused._column_tiles` should say on this
+    device.
 
     Args:
-        kernel: ``columns``, behind torch's flash attention unless ``dressed``, or ``attention``, with the columns behind it as they are.
+        kernel: ``columns``, behind torch's flash attention unless ``dressed``, or ``attention``, with the columns
+            behind it as they are.
         dressed: with a mask and a hidden key, as a padded batch under a rule has them.
     """
     from sinkscope.attention import AttentionInputs, Hidden, fused

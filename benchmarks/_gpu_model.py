@@ -62,7 +62,8 @@ def wait(device: str) -> None:
 
 
 class Clock:
-    """Marks in a stream of work, and the milliseconds between them: CUDA events, so that nobody waits; on a CPU the wall's clock."""
+    """Marks in a stream of work, and the milliseconds between them: CUDA events, so that nobody waits; on a CPU the
+    wall's clock."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -88,11 +89,12 @@ class Clock:
 def queued(
     runs: dict[str, Callable[[], Any]], device: str, rounds: int, calls: int
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Milliseconds a call of each run, interleaved, after an uncounted round: ``calls`` in the queue at once, between two marks.
+    """Milliseconds a call of each run, interleaved, after an uncounted round: ``calls`` in the queue at once, between
+    two marks.
 
     Returns:
-        The device's milliseconds by round, and the median of those that Python took to queue a call: where it is the larger part,
-        a figure is of Python and not of the kernel.
+        The device's milliseconds by round, and the median of those that Python took to queue a call: where it is the
+        larger part, a figure is of Python and not of the kernel.
     """
     found: dict[str, list[float]] = {name: [] for name in runs}
     host: dict[str, list[float]] = {name: [] for name in runs}
@@ -120,7 +122,8 @@ def over(found: dict[str, list[float]], name: str, base: str) -> float:
 
 
 def peak(run: Callable[[], Any], device: str) -> int | None:
-    """Bytes of GPU memory at most during a run, weights included, and what is freed but still waits for a copy; None on a CPU."""
+    """Bytes of GPU memory at most during a run, weights included, and what is freed but still waits for a copy; None on
+    a CPU."""
     if not device.startswith("cuda"):
         return None
     torch.cuda.synchronize()

@@ -1,4 +1,5 @@
-"""Rows of gpu.py about recording: forward calls in one recording, as a generation makes them, timed inside it and where it closes."""
+"""Rows of gpu.py about recording: forward calls in one recording, as a generation makes them, timed inside it and where
+it closes."""
 
 import contextlib
 import tempfile
@@ -126,7 +127,8 @@ def recorded_memory(model: Any, given: Any) -> dict[str, Any]:
 
 
 def compiled(model: Any, given: Any) -> dict[str, Any]:
-    """Recorded over plain with compiled layers, each in one graph, and how many graphs the steps behind the first ones made anew."""
+    """Recorded over plain with compiled layers, each in one graph, and how many graphs the steps behind the first ones
+    made anew."""
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()

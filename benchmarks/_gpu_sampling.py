@@ -1,4 +1,5 @@
-"""Rows of gpu.py about sampling: each of our loops against the form of the published one, and whether they wrote the same."""
+"""Rows of gpu.py about sampling: each of our loops against the form of the published one, and whether they wrote the
+same."""
 
 import time
 from dataclasses import replace
@@ -21,9 +22,11 @@ def of_family(model: Any, family: str) -> Any:
 
 @torch.no_grad()
 def published_block(model: Any, prompt: Tensor, length: int, steps: int, precision: torch.dtype | None) -> list[Tensor]:
-    """LLaDA's and, with a ``precision`` for the softmax, MMaDA's loop in one block at temperature 0; the canvas after each step.
+    """LLaDA's and, with a ``precision`` for the softmax, MMaDA's loop in one block at temperature 0; the canvas after
+    each step.
 
-    As published everything is of the whole canvas, and the numbers of tokens to commit lie on the device, so that each step waits.
+    As published everything is of the whole canvas, and the numbers of tokens to commit lie on the device, so that each
+    step waits.
     """
     mask_id, canvases = model.card.mask_id, []
     canvas = torch.cat([prompt, torch.full((length,), mask_id, device=prompt.device)])[None]
@@ -104,8 +107,10 @@ def loops(model: Any, given: Any, family: str, steps: int, ours: list[Tensor], t
 def difference(model: Any, given: Any, family: str, ours: list[Tensor], theirs: list[Tensor]) -> dict[str, Any]:
     """Where the loops part: the first step, and how close the choice was that they made differently.
 
-    ``logit_gap`` is the smallest distance of the two best logits among the places written differently, ``confidence_gap`` the largest
-    distance of their confidences: within the rounding of the dtype a difference is one of products with other numbers of rows.
+    ``logit_gap`` is the smallest distance of the two best logits among the places written differently,
+    ``confidence_gap`` the largest
+    distance of their confidences: within the rounding of the dtype a difference is one of products with other numbers
+    of rows.
     """
     parted = next(
         (
@@ -158,7 +163,8 @@ def sampling(model: Any, given: Any, family: str) -> dict[str, Any]:
 
 
 def control(model: Any, given: Any, family: str) -> dict[str, Any]:
-    """The same tokens in float32, where products with other numbers of rows round far below the distances of logits; changes the model."""
+    """The same tokens in float32, where products with other numbers of rows round far below the distances of logits;
+    changes the model."""
     model.network.float()
     model, steps = of_family(model, family), max(1, given.written // 8)
     ours: list[Tensor] = []

@@ -1,9 +1,10 @@
 """`analyse` on one long synthetic trace: seconds, and how far it raises the peak memory of a fresh process.
 
 The trace has all tensors that a diffusion model leaves: 256 steps, 32 layers, 32 heads and 512 tokens are 537 MB of
-column sums, as many of the masked and of the prompt queries' columns, of self-attention and of value and key norms each.
-Sinks are planted in random attention: one that stays and one that moves with the commits in every head. ``--quick`` takes a
-quarter of the steps.
+column sums, as many of the masked and of the prompt queries' columns, of self-attention and of value and key norms
+each.
+Sinks are planted in random attention: one that stays and one that moves with the commits in every head. ``--quick``
+takes a quarter of the steps.
 The choice model is left out: it compares prompts, and here is one.
 """
 

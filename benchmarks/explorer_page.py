@@ -1,10 +1,12 @@
-"""The explorer: time and memory of writing it as a page and as a folder, its first paint, and the time of a step while scrubbing.
+"""The explorer: time and memory of writing it as a page and as a folder, its first paint, and the time of a step while
+scrubbing.
 
     python benchmarks/explorer_page.py [--json] [--steps 256 --layers 32 --heads 32 --positions 512] [--traces FOLDER…]
 
 Without --traces it shows a trace of random columns with sinks that move. It needs Chromium. Times are of this machine.
 
-Writing is the command `sinkscope explore` in a process of its own, its start included; peak memory is that process's resident set.
+Writing is the command `sinkscope explore` in a process of its own, its start included; peak memory is that process's
+resident set.
 
 A step is the time from moving the slider to the end of the frame that shows it, by the clock.
 """

@@ -1,4 +1,5 @@
-r"""What recording costs on a GPU at LLaDA-8B's shape, in bf16 with random weights: every figure as a row, printed as it comes.
+r"""What recording costs on a GPU at LLaDA-8B's shape, in bf16 with random weights: every figure as a row, printed as it
+comes.
 
     attention   with columns over flash attention (torch's others beside it), by CUDA events
                 around calls in a queue; goal 1.7 at --kernel, S = 4096
@@ -15,9 +16,10 @@ Run it on the machine in question, it needs 20 GB of GPU memory; a row that fail
 
     python benchmarks/gpu.py --json
 
-`--only attention,hiding` leaves the others out, `--batch 8 --length 4096` measures attention and recording at another size; sampling
-and the control are of one canvas. A checkout that is not installed will do, with torch, transformers and jaxtyping there.
-Traces go to --folder, memory where /dev/shm has room. Without a GPU, for a try of all its lines (the figures mean nothing):
+`--only attention,hiding` leaves the others out, `--batch 8 --length 4096` measures attention and recording at another
+size; sampling and the control are of one canvas. A checkout that is not installed will do, with torch, transformers and
+jaxtyping there. Traces go to --folder, memory where /dev/shm has room. Without a GPU, for a try of all its lines (the
+figures mean nothing):
 
     python benchmarks/gpu.py --device cpu --shape tiny --dtype float32 --length 96 --kernel 128 --written 32 \
         --steps 3 --rounds 1 --backend eager
@@ -50,7 +52,8 @@ Row = tuple[str, dict[str, float], Callable[[], dict[str, Any]]]
 
 
 def as_installed(folder: str) -> None:
-    """Lets a bare checkout run: its sources on the path, and the version that a trace names where an installation would give it."""
+    """Lets a bare checkout run: its sources on the path, and the version that a trace names where an installation would
+    give it."""
     root = Path(__file__).resolve().parent.parent
     try:
         version("sinkscope")

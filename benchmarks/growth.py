@@ -1,12 +1,15 @@
-"""How recording grows: time and memory against canvas length, layers, steps and prompts, with fitted exponents and a plot.
+"""How recording grows: time and memory against canvas length, layers, steps and prompts, with fitted exponents and a
+plot.
 
-One axis is varied at a time around a small bidirectional Llama with random weights (4 layers, width 256, 8 heads, canvas of
-256 tokens, 2 steps, 1 prompt); each point is a plain and a recorded generation, interleaved. An exponent is the slope of the
-logarithms, over all points of an axis. `--what time,memory` takes one of the two, `--plot FILE.png` draws what was measured.
+One axis is varied at a time around a small bidirectional Llama with random weights (4 layers, width 256, 8 heads,
+canvas of 256 tokens, 2 steps, 1 prompt); each point is a plain and a recorded generation, interleaved. An exponent is
+the slope of the logarithms, over all points of an axis. `--what time,memory` takes one of the two, `--plot FILE.png`
+draws what was measured.
 
-The row `gsm8k` says what recording all of GSM8K on LLaDA-8B would need. It is extrapolated, not measured: forwards are counted,
-hours are the floating-point operations of a forward over the rate measured here (and over the rate given by --tflops),
-disk is what a head and a position take in each step, measured here as the difference between two traces, times their number.
+The row `gsm8k` says what recording all of GSM8K on LLaDA-8B would need. It is extrapolated, not measured: forwards are
+counted, hours are the floating-point operations of a forward over the rate measured here (and over the rate given by
+--tflops), disk is what a head and a position take in each step, measured here as the difference between two traces,
+times their number.
 """
 
 import math
@@ -119,7 +122,8 @@ def gsm8k(tflops: float) -> dict[str, Any]:
 
 
 def per_head(keep: str, longer: float) -> float:
-    """Bytes that a head of a layer takes in a step, from two traces with 2 and 4 layers; ``longer`` is what S is multiplied by."""
+    """Bytes that a head of a layer takes in a step, from two traces with 2 and 4 layers; ``longer`` is what S is
+    multiplied by."""
     few, many = (runs_of(Shape(layers=layers), keep)["recorded"]() for layers in (2, 4))
     return (many - few) / (2 * 8 * Shape().steps) * longer
 

@@ -1,7 +1,9 @@
-"""The same generation recorded, and recorded while the top sink is hidden, by the previous-step rule and by costlier ways of measuring.
+"""The same generation recorded, and recorded while the top sink is hidden, by the previous-step rule and by costlier
+ways of measuring.
 
-A bidirectional Llama of about 100 M parameters with random weights, fp32, eight steps of LLaDA's sampler on a canvas of S tokens.
-The previous-step rule needs no second pass: one sweep gives the columns with and without the hiding. Sweeps per layer and step are counted.
+A bidirectional Llama of about 100 M parameters with random weights, fp32, eight steps of LLaDA's sampler on a canvas of
+S tokens. The previous-step rule needs no second pass: one sweep gives the columns with and without the hiding. Sweeps
+per layer and step are counted.
 """
 
 import tempfile

@@ -2,8 +2,8 @@
 
 A synthetic LLaDA of 2 GB in bf16 with the published names, in six shards, written to a temporary folder. Peaks are of
 resident memory, mapped pages of the files included, above what the process held before the call, everything imported.
-``loaded``: by `sinkscope.load`; the files are mapped, hardly a page is read. ``run``: by a forward call too, which reads every
-weight. ``as_float32``: loaded as fp32 and run; its size in fp32 is the measure there.
+``loaded``: by `sinkscope.load`; the files are mapped, hardly a page is read. ``run``: by a forward call too, which
+reads every weight. ``as_float32``: loaded as fp32 and run; its size in fp32 is the measure there.
 """
 
 import json

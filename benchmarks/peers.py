@@ -1,8 +1,9 @@
-"""Column sums of every layer and head by sinkscope and by what people use today, in one run: time and peak memory over plain.
+"""Column sums of every layer and head by sinkscope and by what people use today, in one run: time and peak memory over
+plain.
 
-A bidirectional Llama of about 100 M parameters with random weights, fp32, one forward call on a canvas of S tokens; each kind
-leaves the column sums [layer, head, key] of that call, from the same weights. Extra memory is how far a run raises the peak of
-a fresh process that has everything loaded and has run one small canvas.
+A bidirectional Llama of about 100 M parameters with random weights, fp32, one forward call on a canvas of S tokens;
+each kind leaves the column sums [layer, head, key] of that call, from the same weights. Extra memory is how far a run
+raises the peak of a fresh process that has everything loaded and has run one small canvas.
 
     plain                  the forward call, nothing watched
     columns                sinkscope, a trace on disk
@@ -12,8 +13,8 @@ a fresh process that has everything loaded and has run one small canvas.
     transformer_lens       TransformerBridge.run_with_cache, only the patterns kept, then summed
     nnsight                a trace that saves the sum of each layer's attention weights
 
-Peers are no dependencies of sinkscope: pip install transformer-lens nnsight. A kind whose package is missing is left out.
-In a script of their own `--lengths`, `--kinds`, `--rounds` and `--what time,memory` take parts of the whole.
+Peers are no dependencies of sinkscope: pip install transformer-lens nnsight. A kind whose package is missing is left
+out. In a script of their own `--lengths`, `--kinds`, `--rounds` and `--what time,memory` take parts of the whole.
 """
 
 import contextlib

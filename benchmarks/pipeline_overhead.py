@@ -1,7 +1,8 @@
 """Diffusers' LLaDA2Pipeline around a network of ours, plain and recorded: the time of eight steps, as ratios, in turns.
 
-The network is that of recording_overhead.py (97.5 M parameters); the pipeline writes one block of 64 tokens in eight steps behind a prompt,
-canvases of S tokens. ``cpu`` is the ratio of processor time, which other work on the machine disturbs less. Needs diffusers.
+The network is that of recording_overhead.py (97.5 M parameters); the pipeline writes one block of 64 tokens in eight
+steps behind a prompt, canvases of S tokens. ``cpu`` is the ratio of processor time, which other work on the machine
+disturbs less. Needs diffusers.
 """
 
 import statistics

@@ -1,7 +1,9 @@
 """Plain sampling now against another checkout: processor seconds of `generate` without a cache, one thread, in turns.
 
-Two processes, one for each checkout, write the same answers in turns; the order within a round changes from round to round. Memory that is
-freed stays with the process: else the kernel's share differs by a quarter between two processes of the same code. A row of the result is a
+Two processes, one for each checkout, write the same answers in turns; the order within a round changes from round to
+round. Memory that is
+freed stays with the process: else the kernel's share differs by a quarter between two processes of the same code. A row
+of the result is a
 workload: a single short prompt, where the loop around the network shows most, and a batch behind five worked problems.
 """
 
@@ -38,7 +40,8 @@ for line in sys.stdin:
 def seconds_of(
     checkouts: dict[str, Path], workload: tuple[int, ...], rounds: int
 ) -> tuple[dict[str, list[float]], bool]:
-    """Return the processor seconds of each round by checkout, after one uncounted round, and whether all answers were the same."""
+    """Return the processor seconds of each round by checkout, after one uncounted round, and whether all answers were
+    the same."""
     environment = {**os.environ, "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
     workers = {
         name: subprocess.Popen(

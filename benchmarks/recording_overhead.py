@@ -1,9 +1,11 @@
-"""The same generation plain, recorded, and with transformers' output_attentions: time and peak memory as ratios, in one run.
+"""The same generation plain, recorded, and with transformers' output_attentions: time and peak memory as ratios, in one
+run.
 
-A bidirectional Llama of about 100 M parameters with random weights, fp32 (or --dtype bfloat16), eight steps of LLaDA's sampler on a canvas
-of S tokens.
-With --kinds recorded,without_output_norms: what the output norms of a trace cost. With --kinds statistics: mergeable statistics.
-Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one plain step.
+A bidirectional Llama of about 100 M parameters with random weights, fp32 (or --dtype bfloat16), eight steps of LLaDA's
+sampler on a canvas of S tokens.
+With --kinds recorded,without_output_norms: what the output norms of a trace cost. With --kinds statistics: mergeable
+statistics. Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one
+plain step.
 """
 
 import sys

@@ -1,7 +1,8 @@
-"""Our LLaDA loop against a plain loop that projects the whole canvas every step, at a vocabulary of 126,464: same tokens, time as a ratio.
+"""Our LLaDA loop against a plain loop that projects the whole canvas every step, at a vocabulary of 126,464: same
+tokens, time as a ratio.
 
-The network is small (4 layers, width 512) beside its vocabulary, as the ratio of the two is what decides: in LLaDA-8B the projection is
-6 % of the forward call, so there the gain is smaller (stated per row as projection_share).
+The network is small (4 layers, width 512) beside its vocabulary, as the ratio of the two is what decides: in LLaDA-8B
+the projection is 6 % of the forward call, so there the gain is smaller (stated per row as projection_share).
 """
 
 from typing import Any

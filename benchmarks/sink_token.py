@@ -1,4 +1,5 @@
-"""What a sink costs: a training step with it over one without, and inference folded and unfolded over a model without."""
+"""What a sink costs: a training step with it over one without, and inference folded and unfolded over a model
+without."""
 
 import copy
 import dataclasses

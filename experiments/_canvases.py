@@ -1,4 +1,5 @@
-"""Canvases of unhidden runs, read again with keys hidden that were chosen beforehand; for the experiments of this folder."""
+"""Canvases of unhidden runs, read again with keys hidden that were chosen beforehand; for the experiments of this
+folder."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,7 +24,8 @@ Masks = dict[int, torch.Tensor]
 
 @dataclass(frozen=True)
 class Canvas:
-    """One step of an unhidden run: its tokens, the position that was committed with its token, and whether that is a result, behind "="."""
+    """One step of an unhidden run: its tokens, the position that was committed with its token, and whether that is a
+    result, behind "="."""
 
     problem: int
     tokens: list[int]
@@ -84,7 +86,8 @@ def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Canvases side by side, left-padded, and what the unhidden network shows on them: tensors [canvas, head, key] by layer."""
+    """Canvases side by side, left-padded, and what the unhidden network shows on them: tensors [canvas, head, key] by
+    layer."""
 
     tokens: torch.Tensor
     real: torch.Tensor
@@ -235,7 +238,8 @@ def only(chunk: Chunk, where: torch.Tensor) -> Masks:
 def random_keys(chunk: Chunk, seed: int, like: Masks | None = None) -> Masks:
     """Draw random keys that are neither the top one nor sinks: one a head, or until they hold as much as the top key.
 
-    ``like`` says what is held: ``chunk.columns``, the attention of all queries, or ``chunk.own``, that of the position being written.
+    ``like`` says what is held: ``chunk.columns``, the attention of all queries, or ``chunk.own``, that of the position
+    being written.
     """
     found, keys = {}, top(chunk)
     for layer, columns in chunk.columns.items():

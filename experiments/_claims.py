@@ -1,21 +1,25 @@
-"""A claim as a record: parts that are fixed beforehand, what the runs say of each, a verdict, and the file it is stored in.
+"""A claim as a record: parts that are fixed beforehand, what the runs say of each, a verdict, and the file it is stored
+in.
 
-A part names one number (or the difference of two, prompt by prompt) and where the claim wants it: above or below a bound. The number is a
-mean over prompts with an interval (BCa bootstrap over prompts), which holds for all deciding parts of all claims together (Bonferroni, see
-`FAMILY`). It is measured for every number of shots of its run and at every threshold of `THRESHOLDS`, and so are its nulls: the same number
-of a network that learnt nothing (*untrained*, `_lab_runs.load`) and of *shuffled* attention (`_nulls`). Each has a verdict of its own:
+A part names one number (or the difference of two, prompt by prompt) and where the claim wants it: above or below a
+bound. The number is a mean over prompts with an interval (BCa bootstrap over prompts), which holds for all deciding
+parts of all claims together (Bonferroni, see `FAMILY`). It is measured for every number of shots of its run and at
+every threshold of `THRESHOLDS`, and so are its nulls: the same number of a network that learnt nothing (*untrained*,
+`_lab_runs.load`) and of *shuffled* attention (`_nulls`). Each has a verdict of its own:
 
     holds             the whole interval lies where the claim wants it, and beyond the intervals of both nulls
     no more than a null   it lies where the claim wants it, but not beyond a null
     does not hold     the whole interval lies elsewhere
-    undecided         the bound is inside the interval, fewer than five prompts have a value, or it would hold and no null was run
+    undecided         the bound is inside the interval, fewer than five prompts have a value, or it would hold and no
+                      null was run
     not comparable    a difference of two runs that have no value at an equal number of queries
 
 A null that has no value, because it has no sink to speak of, forbids nothing; the page shows where. In all, a part
 
-    depends         if it holds somewhere and fails elsewhere: on the shots where two numbers of shots contradict each other at one
-                    threshold, on ε where two thresholds contradict each other at one number of shots
-    the same        if it has one verdict at ε = 3 queries' worth for every number of shots (two that fail: does not hold)
+    depends         if it holds somewhere and fails elsewhere: on the shots where two numbers of shots contradict each
+                    other at one threshold, on ε where two thresholds contradict each other at one number of shots
+    the same        if it has one verdict at ε = 3 queries' worth for every number of shots (two that fail: does not
+                    hold)
     undecided       otherwise
 
 A claim is told by its parts: its verdict is theirs where all have the same, and a count of them otherwise.
@@ -31,7 +35,6 @@ import numpy as np
 from _lab_runs import MAIN, RUNS, THRESHOLDS, Run, analysis, untrained
 from _nulls import Kind
 from claims_page import FAMILY, RESULTS, command_of, shown
-
 from scipy.special import stdtrit
 
 from sinkscope.statistics import Threshold, definition_of
@@ -88,7 +91,8 @@ class Number:
         return analysis(untrained(run) if null else run, shots, prompts)
 
     def by_prompt(self, shots: int, prompts: int, point: Threshold, null: str = "") -> np.ndarray | None:
-        """Return the values [prompt]; None where single prompts have no value, or the statistic has an interval of its own."""
+        """Return the values [prompt]; None where single prompts have no value, or the statistic has an interval of its
+        own."""
         if self.statistic == "triggers.over_chance":
             return None
         if (
@@ -105,7 +109,8 @@ class Number:
         return None
 
     def over_prompts(self, shots: int, prompts: int, point: Threshold, null: str = "") -> Found:
-        """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN where there is none."""
+        """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN
+        where there is none."""
         key = self._place(point)
         for one in self._analysis(shots, prompts, null).statistics:
             if one.name == self.statistic and dict(one.place) == key:
@@ -210,7 +215,8 @@ def verdict_of(verdicts: Sequence[str]) -> str:
 
 
 def widened(found: Found) -> Found:
-    """Return an interval that holds for all parts together: its ends lie further out as Student's t does (Bonferroni)."""
+    """Return an interval that holds for all parts together: its ends lie further out as Student's t does
+    (Bonferroni)."""
     value, low, high, prompts = found
     if prompts < 2:
         return found

@@ -1,12 +1,13 @@
 """The runs from which the claims are measured: a model writes prompts in some way, and is traced and analysed once.
 
-A run writes the same problems behind 0, 1, 2 and 5 solved ones (*shots*), so that each claim is told at four lengths of the prompt.
-Its traces are numbered folders under `experiments/work` (or ``$SINKSCOPE_WORK``), one folder for each number of shots. Complete traces are
-not written again, so every script goes on where a killed one stopped, and all of them share the traces and the analyses.
+A run writes the same problems behind 0, 1, 2 and 5 solved ones (*shots*), so that each claim is told at four lengths of
+the prompt. Its traces are numbered folders under `experiments/work` (or ``$SINKSCOPE_WORK``), one folder for each
+number of shots. Complete traces are not written again, so every script goes on where a killed one stopped, and all of
+them share the traces and the analyses.
 
 Command   python experiments/_lab_runs.py [--prompts 48] [--runs NAME…]
-Cost      on one core, per prompt and run of the diffusion model, 0.7 s and 5 MB without shots, 2 s and 19 MB behind five; 0.2 s and 2 MB of
-          the autoregressive one. All runs of 48 prompts: 9 minutes, 4 GB.
+Cost      on one core, per prompt and run of the diffusion model, 0.7 s and 5 MB without shots, 2 s and 19 MB behind
+          five; 0.2 s and 2 MB of the autoregressive one. All runs of 48 prompts: 9 minutes, 4 GB.
 """
 
 import json
@@ -78,7 +79,8 @@ RUNS = {
 
 AVERAGED = (1, 2, 4, 8, 16, 32)  # queries, as far as steps reach; a diffusion model's step is its whole canvas
 
-SCALE = 2.5  # 47 and 64 % of the redrawn diffusion model's heads have a sink then, 0 and 5 shots; 50 and 83 % of the trained one's
+# 47 and 64 % of the redrawn diffusion model's heads have a sink then, 0 and 5 shots; 50 and 83 % of the trained one's
+SCALE = 2.5
 
 
 @cache
@@ -105,7 +107,8 @@ def untrained(run: Run) -> Run:
 
 @cache
 def problems(templates: tuple[str, ...] = ()) -> tuple[int, ...]:
-    """Return the numbers of the held-out problems of these templates (all when empty) whose prompt behind five shots is long enough."""
+    """Return the numbers of the held-out problems of these templates (all when empty) whose prompt behind five shots is
+    long enough."""
     model, asked = load("lab-diffusion"), enumerate(held_out("lab-arith"))
     long = {
         number: problem
@@ -141,10 +144,10 @@ def _whole(folder: Path) -> bool:
 
 @cache
 def analysis(run: Run, shots: int, prompts: int, shuffled: Kind | None = None) -> Analysis:
-    """Return all statistics of a run with so many shots, at four thresholds, of shuffled attention if asked; they are kept
-    beside the traces. Moves at equal shares of so many queries (`averaged_moves`) are among them.
+    """Return all statistics of a run with so many shots, at four thresholds, of shuffled attention if asked; they are
+    kept beside the traces. Moves at equal shares of so many queries (`averaged_moves`) are among them.
     """
-    path = folder_of(run, shots) / f"analysis-{prompts}{shuffled and '-' + shuffled or ''}.json"
+    path = folder_of(run, shots) / f"analysis-{prompts}{(shuffled and '-' + shuffled) or ''}.json"
     if not path.exists():
         traces = [trace(run, shots, number) for number in range(prompts)]
         if shuffled:

@@ -1,14 +1,16 @@
 """Do sinks owe their places, and their movement, to rotary positions?
 
-Claim     Published diffusion models all rotate queries and keys (RoPE). If sinks were RoPE's doing, a twin with learned absolute positions
-          would not have them, or they would not move. (A question of ours; the papers have no such model.)
-Rule      Two models of the same recipe (2,500 updates on problems of one addition or subtraction) differ in their positions alone. The twin
-          with learned positions has a sink in more than half of its steps × heads, and its main sinks move more than once a head while
-          32 tokens are written. Learned positions make placement more positional: on held-out prompts position gains more bits per
-          choice, given class and mask state, than in the rotary twin (paired).
+Claim     Published diffusion models all rotate queries and keys (RoPE). If sinks were RoPE's doing, a twin with learned
+          absolute positions would not have them, or they would not move. (A question of ours; the papers have no such
+          model.)
+Rule      Two models of the same recipe (2,500 updates on problems of one addition or subtraction) differ in their
+          positions alone. The twin with learned positions has a sink in more than half of its steps × heads, and its
+          main sinks move more than once a head while 32 tokens are written. Learned positions make placement more
+          positional: on held-out prompts position gains more bits per choice, given class and mask state, than in the
+          rotary twin (paired).
 Expected  All three.
-Cost      two trainings of about 13 minutes on one core (`sinkscope train lab-diffusion-learned-positions`, `lab-sink-none`), kept under
-          ``models`` in the folder of the runs and gone on with after a kill; 1 s a prompt.
+Cost      two trainings of about 13 minutes on one core (`sinkscope train lab-diffusion-learned-positions`,
+          `lab-sink-none`), kept under ``models`` in the folder of the runs and gone on with after a kill; 1 s a prompt.
 """
 
 import dataclasses

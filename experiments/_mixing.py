@@ -12,7 +12,8 @@ from jaxtyping import Float
 def effective_rank(
     hidden: Float[np.ndarray, "*layer position dim"], centred: bool = False
 ) -> Float[np.ndarray, "*layer"]:
-    """Return the exponential of the entropy of the singular values' shares (Roy & Vetterli 2007), from 1 to min(position, dim).
+    """Return the exponential of the entropy of the singular values' shares (Roy & Vetterli 2007), from 1 to
+    min(position, dim).
 
     1 where all tokens point the same way: fully mixed.
 
@@ -27,7 +28,8 @@ def effective_rank(
 
 
 def mean_cosine(hidden: Float[np.ndarray, "*layer position dim"], centred: bool = False) -> Float[np.ndarray, "*layer"]:
-    """Return the mean cosine between two different tokens: 1 where all point the same way. NaN for fewer than two tokens."""
+    """Return the mean cosine between two different tokens: 1 where all point the same way. NaN for fewer than two
+    tokens."""
     hidden = _prepared(hidden, centred)
     norms = np.linalg.norm(hidden, axis=-1, keepdims=True)
     direction = np.divide(hidden, norms, out=np.zeros_like(hidden), where=norms > 0)
@@ -41,7 +43,8 @@ def mean_cosine(hidden: Float[np.ndarray, "*layer position dim"], centred: bool 
 def perturbation_spread(
     before: Float[np.ndarray, "*layer position dim"], after: Float[np.ndarray, "*layer position dim"], position: int
 ) -> Float[np.ndarray, "*layer"]:
-    """Return how far the change of one token has reached: mean relative change of the other tokens, over that of the token itself.
+    """Return how far the change of one token has reached: mean relative change of the other tokens, over that of the
+    token itself.
 
     Args:
         before, after: hidden states of the same canvas, with the token at ``position`` replaced in the second.
@@ -57,7 +60,8 @@ def perturbation_spread(
 
 
 def attention_variance(attention: Float[np.ndarray, "*head query key"]) -> Float[np.ndarray, "*head"]:
-    """Return the variance of attention between queries: mean over keys of Var over queries, times the number of keys squared.
+    """Return the variance of attention between queries: mean over keys of Var over queries, times the number of keys
+    squared.
 
     0 where all queries attend alike, whatever they attend to (a static sink alone, or full mixing); scaled so that it
     does not shrink with the length of the canvas. Rows of one query each, such as `sinkscope.attention` gives them.

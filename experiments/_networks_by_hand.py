@@ -1,9 +1,9 @@
 """Networks whose weights are set by hand, so that what their sink does is known.
 
-The residual stream has named features: ``one`` (1 in every token), ``source`` (1 in the tokens that heads look for), ``letter``
-(which of eight letters a token is) and ``said`` (what the head adds, read by the output layer). There are eight sources, which have a
-letter where the kind of network says so. One head of one layer looks for the source; all other heads attend to everything alike, and
-feed-forward layers add nothing.
+The residual stream has named features: ``one`` (1 in every token), ``source`` (1 in the tokens that heads look for),
+``letter`` (which of eight letters a token is) and ``said`` (what the head adds, read by the output layer). There are
+eight sources, which have a letter where the kind of network says so. One head of one layer looks for the source; all
+other heads attend to everything alike, and feed-forward layers add nothing.
 """
 
 import dataclasses
@@ -44,7 +44,8 @@ SIZES = ((1, 3), (2, 3), (3, 4))
 SETTINGS = {"length": 40, "steps": 40, "block": 40, "canvases": 2}
 """Of `find_roles` on them."""
 
-KINDS = {  # by the role that the rules give: a constant or a copier, read evenly (broadcast) or by nearby queries (carrier)
+# by the role that the rules give: a constant or a copier, read evenly (broadcast) or by nearby queries (carrier)
+KINDS = {
     "idle": Kind("nothing"),
     "idle with a substitute": Kind("nothing", sources=2),
     "broadcast": Kind("vector"),

@@ -1,10 +1,11 @@
 """Do tokens become more alike when their sinks are taken away?
 
 Claim     Sinks protect against over-mixing: without them every token takes in more of the others (arXiv 2601.19657).
-Rule      On the canvases of three steps of every prompt, each head's top sink of this very map is hidden (`top:1@current`). Means over
-          what leaves the layers, hidden minus not hidden, prompt by prompt: the effective rank of the hidden states falls, their mean
-          cosine rises, and the change of one token (the same keys hidden) reaches the others further. Each difference must also exceed
-          that of a random key hidden in each head (`random:1@current`).
+Rule      On the canvases of three steps of every prompt, each head's top sink of this very map is hidden
+          (`top:1@current`). Means over
+          what leaves the layers, hidden minus not hidden, prompt by prompt: the effective rank of the hidden states
+          falls, their mean cosine rises, and the change of one token (the same keys hidden) reaches the others further.
+          Each difference must also exceed that of a random key hidden in each head (`random:1@current`).
 Expected  All of them. The variance of attention between queries stands beside: a static sink alone makes it small.
 Cost      about 3 s of one core a prompt behind five shots, 1 s without shots.
 """
@@ -34,7 +35,8 @@ UNITS = {
 
 
 class Seen(Watcher):
-    """Variance of attention between queries, as it took effect, and the keys that were taken away, of every layer of a call."""
+    """Variance of attention between queries, as it took effect, and the keys that were taken away, of every layer of a
+    call."""
 
     def __init__(self) -> None:
         self.variances: list[np.ndarray] = []
@@ -50,7 +52,8 @@ class Seen(Watcher):
 
 
 class HideTheSame(Hider):
-    """Takes away what another call lost: with a token replaced, a rule would choose other keys, and that is no spread."""
+    """Takes away what another call lost: with a token replaced, a rule would choose other keys, and that is no
+    spread."""
 
     def __init__(self, hidden: dict[str, Tensor]) -> None:
         self.keys = hidden

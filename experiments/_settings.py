@@ -1,4 +1,5 @@
-"""Settings of the experiments: the command line, how the lab's models write whole answers, seeds, command and commit."""
+"""Settings of the experiments: the command line, how the lab's models write whole answers, seeds, command and
+commit."""
 
 import argparse
 import subprocess
@@ -41,7 +42,8 @@ def commit() -> str | None:
 
 
 def made_by() -> dict[str, str | None]:
-    """Return command and commit, for the head of a document; items that an earlier run left were made by that run's commit."""
+    """Return command and commit, for the head of a document; items that an earlier run left were made by that run's
+    commit."""
     return {"command": command(), "commit": commit()}
 
 

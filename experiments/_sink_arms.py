@@ -1,8 +1,10 @@
-"""Shared by the experiments on the sink token: the trained arms of a comparison, the sums they are asked, and how a result is written.
+"""Shared by the experiments on the sink token: the trained arms of a comparison, the sums they are asked, and how a
+result is written.
 
-An arm is a folder that `sinkscope train lab-sink-VARIANT --seed N` (or lab-shifted, lab-shifted-token) has finished. Arms are
-compared on the same held-out sums of the kinds they were trained on, without shots. The unit of evidence is the sum: a value
-of a sum is the mean over the seeds that both arms have, so intervals hold for these seeds. The means of the seeds stand beside.
+An arm is a folder that `sinkscope train lab-sink-VARIANT --seed N` (or lab-shifted, lab-shifted-token) has finished.
+Arms are compared on the same held-out sums of the kinds they were trained on, without shots. The unit of evidence is
+the sum: a value of a sum is the mean over the seeds that both arms have, so intervals hold for these seeds. The means
+of the seeds stand beside.
 """
 
 import argparse
@@ -116,7 +118,8 @@ class Table:
         return np.mean(rows, axis=0) if rows else np.array([np.nan])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every arm's mean with its interval over sums, each seed's mean, and the paired difference to the arm without a sink."""
+        """Return every arm's mean with its interval over sums, each seed's mean, and the paired difference to the arm
+        without a sink."""
         found = []
         for name in self.values:
             without = partner(name)

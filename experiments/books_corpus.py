@@ -4,12 +4,13 @@
     python experiments/books_corpus.py classic-books-markdown --out books
     python experiments/books_corpus.py experiments/books_excerpt.jsonl --out few-pages --vocabulary 600
 
-Reads the pinned commit from the clone's history, so that everyone gets the same texts; ``books.json`` lists them with their
-checksums, and the script says whether what it made is the same. Books without a year or dated 1929
-or later are dropped: what appeared before is in the public domain in the United States. Every fortieth book is held out.
+Reads the pinned commit from the clone's history, so that everyone gets the same texts; ``books.json`` lists them with
+their checksums, and the script says whether what it made is the same. Books without a year or dated 1929
+or later are dropped: what appeared before is in the public domain in the United States. Every fortieth book is held
+out.
 Cost: 5 minutes, 0.4 GB. The texts are not part of this repository, but for a page of each of seventeen held-out books,
-``books_excerpt.jsonl``, which ``--excerpt FILE`` wrote: prompts for `sinkscope roles` and `trace` on a network trained on the
-books, and a corpus of seconds on which a training can be tried.
+``books_excerpt.jsonl``, which ``--excerpt FILE`` wrote: prompts for `sinkscope roles` and `trace` on a network trained
+on the books, and a corpus of seconds on which a training can be tried.
 """
 
 import json

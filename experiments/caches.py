@@ -1,15 +1,18 @@
 """What do caches save on the lab's diffusion models, what do they cost, and are sinks among the keys worth reading?
 
-Claim     Keys and values may be kept from step to step: 5 × fewer multiply-adds and 3 × the tokens per second of plain sampling, at an
-          accuracy within a point; and at an equal budget of stored keys, sinks are to be kept, filtered out, or not counted at all.
+Claim     Keys and values may be kept from step to step: 5 × fewer multiply-adds and 3 × the tokens per second of plain
+          sampling, at an accuracy within a point; and at an equal budget of stored keys, sinks are to be kept, filtered
+          out, or not counted at all.
 Command   python experiments/caches.py PLAN --work DIR --out results/caches/PLAN.json
-          PLAN is one of those below. The same command goes on where it stopped; it is `sinkscope compare-caches` with fixed arguments.
-Cost      half a minute of one core a batch of 16 problems with five shots and plain sampling, a fifth of it a policy; without shots a
-          fifth of all that.
-Rule      Written down before the run. Policies take turns at each batch, in one process with one thread; seconds are the processor's. The
-          rules for accuracy, and the verdict *keep*, *filter* or *discount* on sinks, stand in `evaluation/cache_comparison.py`. `sinks` also
-          reads the nearest keys, which the others lack; so `top` against `no-sinks` tells what sinks alone are worth. On lab-diffusion
-          this pair was chosen after a look at all seven, on lab-sink-token and lab-shifted before it.
+          PLAN is one of those below. The same command goes on where it stopped; it is `sinkscope compare-caches` with
+          fixed arguments.
+Cost      half a minute of one core a batch of 16 problems with five shots and plain sampling, a fifth of it a policy;
+          without shots a fifth of all that.
+Rule      Written down before the run. Policies take turns at each batch, in one process with one thread; seconds are
+          the processor's. The rules for accuracy, and the verdict *keep*, *filter* or *discount* on sinks, stand in
+          `evaluation/cache_comparison.py`. `sinks` also reads the nearest keys, which the others lack; so `top` against
+          `no-sinks` tells what sinks alone are worth. On lab-diffusion this pair was chosen after a look at all seven,
+          on lab-sink-token and lab-shifted before it.
 Found     docs/caches.md
 """
 
@@ -116,7 +119,8 @@ PLANS: dict[str, dict[str, Any]] = {
         "policies": REFRESHING,
     },
 }
-"""Budgets are a quarter and less of the keys outside of a block: about 290 of them with five shots, 40 without, 24 with lab-shifted."""
+"""Budgets are a quarter and less of the keys outside of a block: about 290 of them with five shots, 40 without, 24 with
+lab-shifted."""
 
 
 SAME_AS_BLOCK = ("none", "block", "block:trigger=confidence", "block:trigger=entropy")
@@ -124,7 +128,8 @@ SAME_AS_BLOCK = ("none", "block", "block:trigger=confidence", "block:trigger=ent
 
 
 def savings_table(document: dict[str, Any], without: tuple[str, ...] = ()) -> list[str]:
-    """Return the lines of the table of policies that read all keys: multiply-adds and speed as plain sampling's over theirs.
+    """Return the lines of the table of policies that read all keys: multiply-adds and speed as plain sampling's over
+    theirs.
 
     The speed is left out where plain sampling was timed in another run.
     """
@@ -164,7 +169,8 @@ def keys_table(documents: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def pairs(document: dict[str, Any], one: str) -> list[str]:
-    """Return a line for each budget and other way to choose keys: the accuracy of ``one`` minus its, in points, Holm over all of them."""
+    """Return a line for each budget and other way to choose keys: the accuracy of ``one`` minus its, in points, Holm
+    over all of them."""
     chosen = {
         (row["budget"], row["policy"].partition("keep=")[2].partition(",")[0]): row
         for row in document["rows"]

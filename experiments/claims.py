@@ -1,8 +1,9 @@
 """Measures claims of the papers, one after the other, and writes the page.
 
 Command   python experiments/claims.py [NAME…] [--prompts 48] [--shots 0 1 2 5]; all of them without a name
-Cost      with its nulls about a quarter of an hour of one core for 12 prompts and --shots 0 5, eight times that in full, and two trainings
-          of 13 minutes for learned-positions; the same command goes on after a kill. Traces of 10 GB under ``$SINKSCOPE_WORK``.
+Cost      with its nulls about a quarter of an hour of one core for 12 prompts and --shots 0 5, eight times that in
+          full, and two trainings of 13 minutes for learned-positions; the same command goes on after a kill. Traces of
+          10 GB under ``$SINKSCOPE_WORK``.
 """
 
 import _claims_on_movement

@@ -1,25 +1,26 @@
 """Does the order in which tokens are committed protect a diffusion model from losing its sinks?
 
-Claim     Hiding a sink makes the tokens that relied on it less sure, so that they are committed later, when the sink has moved: that is why
-          diffusion models are robust (arXiv 2510.15731, §5.2).
-Command   python experiments/commit_order.py --work DIR --out results/hiding/commit_order.json [--problems 48] [--shots 0]
-          The same command goes on where it stopped; more problems extend it.
+Claim     Hiding a sink makes the tokens that relied on it less sure, so that they are committed later, when the sink
+          has moved: that is why diffusion models are robust (arXiv 2510.15731, §5.2).
+Command   python experiments/commit_order.py --work DIR --out results/hiding/commit_order.json [--problems 48] [--shots
+          0] The same command goes on where it stopped; more problems extend it.
 Cost      three seconds of one core a problem without shots.
 
 Fixed before the first run:
-  1  On the unhidden run's canvases, with the top key hidden: Spearman's ρ, within a step, of a position's own attention to the hidden keys
-     with the change of its confidence and with how many places later it comes; mean over problems. The explanation wants the first below 0
-     and the second above 0, each with a 95 % interval (over problems) off 0.
-  2  Accuracy with the top key hidden, minus accuracy with nothing hidden, in four orders: the model's own, one token a step; random; the
-     unhidden run's own order, forced; and 2, 4 and 8 tokens a step. The explanation wants the loss to be larger in a random and in the
-     forced order than in the model's own (difference of differences, interval off 0), and to grow with tokens a step.
+  1  On the unhidden run's canvases, with the top key hidden: Spearman's ρ, within a step, of a position's own attention
+     to the hidden keys with the change of its confidence and with how many places later it comes; mean over problems.
+     The explanation wants the first below 0 and the second above 0, each with a 95 % interval (over problems) off 0.
+  2  Accuracy with the top key hidden, minus accuracy with nothing hidden, in four orders: the model's own, one token a
+     step; random; the unhidden run's own order, forced; and 2, 4 and 8 tokens a step. The explanation wants the loss to
+     be larger in a random and in the forced order than in the model's own (difference of differences, interval off 0),
+     and to grow with tokens a step.
   A verdict needs both; anything else is "not shown". One random key is hidden in the same way as a control, with three
   seeds (one until 22 November 2026).
 Found     docs/findings.md
 
-Two instruments: `reliance` reads every step of an unhidden run again with the sinks hidden, on the same canvas, so that only the hiding
-differs. `write_in_order` writes in an order that is given: if hiding is harmless because tokens wait, it is no longer harmless when they
-may not. LLaDA's own ``remasking="random"`` also takes the choice of the order away.
+Two instruments: `reliance` reads every step of an unhidden run again with the sinks hidden, on the same canvas, so that
+only the hiding differs. `write_in_order` writes in an order that is given: if hiding is harmless because tokens wait,
+it is no longer harmless when they may not. LLaDA's own ``remasking="random"`` also takes the choice of the order away.
 """
 
 import json
@@ -135,9 +136,11 @@ class Reliance:
 
     Attributes:
         step, position: int [row].
-        attention: [row], share of the position's own attention that went to the keys hidden from it, mean over layers and heads.
+        attention: [row], share of the position's own attention that went to the keys hidden from it, mean over layers
+            and heads.
         confidence, confidence_hidden: [row], probability of the most likely token without and with the hiding.
-        order, order_hidden: int [row], its place in the step's order of confidence, 0 for the surest, ties to the lower position.
+        order, order_hidden: int [row], its place in the step's order of confidence, 0 for the surest, ties to the lower
+            position.
         same_token: bool [row], whether the most likely token stayed the same.
     """
 
@@ -151,10 +154,11 @@ class Reliance:
     same_token: np.ndarray
 
     def correlations(self) -> dict[str, float]:
-        """Return Spearman's ρ of a position's attention to the hidden keys with the effect of hiding, mean over steps of 3 rows or more.
+        """Return Spearman's ρ of a position's attention to the hidden keys with the effect of hiding, mean over steps
+        of 3 rows or more.
 
-        ``confidence``: with the change of its confidence (the explanation predicts a negative ρ); ``order``: with how many places
-        later it comes (positive). Steps in which nothing varies are left out; NaN where none is left.
+        ``confidence``: with the change of its confidence (the explanation predicts a negative ρ); ``order``: with how
+        many places later it comes (positive). Steps in which nothing varies are left out; NaN where none is left.
         """
         changes = {
             "confidence": self.confidence_hidden - self.confidence,
@@ -172,7 +176,8 @@ class Reliance:
 
 
 class _Lost(Watcher):
-    """The share of attention that each query loses in the running step, mean over layers and heads; None where nothing is hidden."""
+    """The share of attention that each query loses in the running step, mean over layers and heads; None where nothing
+    is hidden."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -200,7 +205,8 @@ def reliance(
     rule: Intervention | Composed,
     candidates: np.ndarray | None = None,
 ) -> Reliance:
-    """Compute what a rule does to the confidence of every masked position, on the canvases of a run in which nothing was hidden.
+    """Compute what a rule does to the confidence of every masked position, on the canvases of a run in which nothing
+    was hidden.
 
     Args:
         model: from `load`, a diffusion model.
@@ -282,7 +288,8 @@ def order_of(written: np.ndarray) -> list[list[int]]:
 
 @torch.no_grad()
 def write_in_order(model: Model, prompt: str | Sequence[int], order: Sequence[Sequence[int]]) -> Generation:
-    """Write with a masked diffusion model, committing in each step the positions of ``order``; arg-max tokens, no guidance.
+    """Write with a masked diffusion model, committing in each step the positions of ``order``; arg-max tokens, no
+    guidance.
 
     Args:
         model: from `load`, a diffusion model.

@@ -1,7 +1,8 @@
 """Moves of main sinks at an equal share of attention, averaged over as many queries, of causal and diffusion models.
 
-Each model writes the same problems and is traced; beside it stands the network whose weights are redrawn (`_lab_runs.load`).
-A step of a diffusion model is its whole canvas, so that a causal model is averaged over up to as many of its newest queries.
+Each model writes the same problems and is traced; beside it stands the network whose weights are redrawn
+(`_lab_runs.load`). A step of a diffusion model is its whole canvas, so that a causal model is averaged over up to as
+many of its newest queries.
 
 Command   python experiments/equal_moves.py [--prompts 12]
 Cost      12 minutes of one core.
@@ -47,7 +48,9 @@ def measure(name: str, redrawn: bool, prompts: int) -> list[dict[str, object]]:
         counted = np.array([[np.nan if one.moves_per_head is None else one.moves_per_head] for one in moves])
         means = interval_of_means(counted)
         numbers = {part: round(float(getattr(means, part)[0]), 4) for part in ("mean", "low", "high")}
-        averages = {part: round(float(np.mean([getattr(one, part) for one in moves])), 1) for part in ("heads", "steps")}
+        averages = {
+            part: round(float(np.mean([getattr(one, part) for one in moves])), 1) for part in ("heads", "steps")
+        }
         rows.append({"model": name, "redrawn": redrawn, "queries": queries, "moves": numbers, **averages})
     return rows
 

@@ -1,24 +1,31 @@
-"""What part of hiding the top key costs answers: which keys, queries, layers, steps; value or mass; and for which kind of model.
+"""What part of hiding the top key costs answers: which keys, queries, layers, steps; value or mass; and for which kind
+of model.
 
-Claim     Hiding the top sink ruins an autoregressive model and spares diffusion models (arXiv 2510.15731, Table 1). The lab's models say
-          the opposite; why, is looked into here by whole answers, and in why_hiding_hurts.py and why_last_row_hurts.py by single tokens.
-Command   python experiments/hiding_arms.py --work DIR --out results/hiding/arms.json [--problems 48] [--model lab-diffusion]; the same
-          command goes on where it stopped. Then, for another number of problems, the same with --problems N. The control that holds as
-          much attention of the queries being committed came later: --model lab-diffusion --rules none top:1 rowmass:1@seed=0
+Claim     Hiding the top sink ruins an autoregressive model and spares diffusion models (arXiv 2510.15731, Table 1). The
+          lab's models say the opposite; why, is looked into here by whole answers, and in why_hiding_hurts.py and
+          why_last_row_hurts.py by single tokens.
+Command   python experiments/hiding_arms.py --work DIR --out results/hiding/arms.json [--problems 48] [--model
+          lab-diffusion]; the same command goes on where it stopped. Then, for another number of problems, the same with
+          --problems N. The control that holds as
+          much attention of the queries being committed came later: --model lab-diffusion --rules none top:1
+          rowmass:1@seed=0
           rowmass:1@seed=1 rowmass:1@seed=2 --out results/hiding/arms-rowmass.json
-Cost      a sixth of a second of one core a problem and rule without shots (diffusion), an eighth with 5 shots (autoregressive). Only
+Cost      a sixth of a second of one core a problem and rule without shots (diffusion), an eighth with 5 shots
+          (autoregressive). Only
           whole answers are scored: all is bfloat16, as the checkpoints are stored and as in table_one.py.
-Expected  Written down with the hypotheses in why_hiding_hurts.py. Decision rule: an arm differs from another when the 95 % interval of
-          their difference, paired by problem, leaves out 0 and the exact test agrees (p < .05 after Holm over the arms of a model).
+Expected  Written down with the hypotheses in why_hiding_hurts.py. Decision rule: an arm differs from another when the
+          95 % interval of their difference, paired by problem, leaves out 0 and the exact test agrees (p < .05 after
+          Holm over the arms of a model).
 
-Heads     Where may the top key be hidden for nothing? Heads chosen by `sinkscope roles` on some problems, judged by answers to others.
-          sinkscope roles lab-diffusion --problems 48 --length 32 --steps 32 --block 16 --out ROLES
+Heads     Where may the top key be hidden for nothing? Heads chosen by `sinkscope roles` on some problems, judged by
+          answers to others. sinkscope roles lab-diffusion --problems 48 --length 32 --steps 32 --block 16 --out ROLES
           python experiments/hiding_arms.py --roles ROLES --work DIR --out results/hiding/by_role-0.json --problems 144
-Rule      Written down before the run. Free heads are those of which `sinkscope roles` says that the sink can be hidden without a change of
-          the predictions; costly heads are those of which it says that it cannot. The problems that roles were found on do not count.
-          The claim, that half of what `top:1` hides is idle and the loss comes from the other heads, holds where hiding the top key of the
-          free heads costs less than 5 points (upper end of the 95 % interval, paired by problem) and hiding that of the costly ones costs
-          more than 5 (lower end), and more than `rowmass` in the same heads.
+Rule      Written down before the run. Free heads are those of which `sinkscope roles` says that the sink can be hidden
+          without a change of the predictions; costly heads are those of which it says that it cannot. The problems that
+          roles were found on do not count. The claim, that half of what `top:1` hides is idle and the loss comes from
+          the other heads, holds where hiding the top key of the free heads costs less than 5 points (upper end of the
+          95 % interval, paired by problem) and hiding that of the costly ones costs more than 5 (lower end), and more
+          than `rowmass` in the same heads.
 Found     docs/findings.md
 """
 

@@ -1,10 +1,13 @@
-"""Does `sinkscope roles` say what networks do whose weights were set by hand? 102 networks of six kinds, and untrained ones.
+"""Does `sinkscope roles` say what networks do whose weights were set by hand? 102 networks of six kinds, and untrained
+ones.
 
     python experiments/known_roles.py --out results/roles/known.json
 
-Rule      Every one of the 102 heads gets the role that its weights were set to, and the number of keys that must be hidden before the
-          predictions change is the number of sources; every head of an untrained network is undecided. The rules ask whether all queries
-          get the same, not whether other prompts would: a copier that all queries read evenly must be called broadcast, as a constant is.
+Rule      Every one of the 102 heads gets the role that its weights were set to, and the number of keys that must be
+          hidden before the predictions change is the number of sources; every head of an untrained network is
+          undecided. The rules ask whether all queries
+          get the same, not whether other prompts would: a copier that all queries read evenly must be called broadcast,
+          as a constant is.
 """
 
 import json

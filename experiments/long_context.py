@@ -1,18 +1,21 @@
 """Can the oldest part of a prompt be dropped, and do the sinks in the future make up for it?
 
-Claim     A diffusion model could drop past context, its first token included, as long as its sinks in the future stay, where an
-          autoregressive model loses the sink on its first token (arXiv 2510.15731, §5.3, an open question there).
-Command   python experiments/long_context.py --work DIR --out results/hiding/long_context.json [--problems 48] [--model lab-diffusion]
-          The same command goes on where it stopped; more problems extend it.
-Cost      six seconds of one core a problem (diffusion), one (autoregressive, in batches). Only whole answers are scored: all is
-          bfloat16, as the checkpoints are stored and as in table_one.py.
+Claim     A diffusion model could drop past context, its first token included, as long as its sinks in the future stay,
+          where an autoregressive model loses the sink on its first token (arXiv 2510.15731, §5.3, an open question
+          there).
+Command   python experiments/long_context.py --work DIR --out results/hiding/long_context.json [--problems 48] [--model
+          lab-diffusion] The same command goes on where it stopped; more problems extend it.
+Cost      six seconds of one core a problem (diffusion), one (autoregressive, in batches). Only whole answers are
+          scored: all is bfloat16, as the checkpoints are stored and as in table_one.py.
 
-Fixed before the first run: the first half of each prompt (5 shots, so about two and a half of them) is hidden from everybody, from the
-first step on. Dropping shots may cost something of itself, so every arm is held against dropping alone:
-  diffusion       the top sink among the masks hidden too, or one random mask instead. "Future sinks carry it" when the first costs more
-                  than the second, 95 % interval of the paired difference off 0 and the exact test below .05.
-  autoregressive  the first token kept, or the first four (StreamingLLM). "The first token carries it" when keeping it gains, by
-                  the same rule.
+Fixed before the first run: the first half of each prompt (5 shots, so about two and a half of them) is hidden from
+everybody, from the first step on. Dropping shots may cost something of itself, so every arm is held against dropping
+alone:
+  diffusion       the top sink among the masks hidden too, or one random mask instead. "Future sinks carry it" when the
+                  first costs more than the second, 95 % interval of the paired difference off 0 and the exact test
+                  below .05.
+  autoregressive  the first token kept, or the first four (StreamingLLM). "The first token carries it" when keeping it
+                  gains, by the same rule.
 The exact test was added after the runs: the interval alone, a bootstrap then, left out 0 at four problems of 96.
 The random mask had one seed, and there were 96 problems, until 22 November 2026.
 Found     docs/findings.md
@@ -39,7 +42,8 @@ BATCH = {"lab-diffusion": 1, "lab-autoregressive": 32}  # a diffusion model's wh
 
 @dataclass(frozen=True)
 class DropOldest(Intervention):
-    """The oldest tokens dropped, for prompts side by side: of each its own number of oldest tokens, but for the first ``keep``."""
+    """The oldest tokens dropped, for prompts side by side: of each its own number of oldest tokens, but for the first
+    ``keep``."""
 
     observing = False
 

@@ -1,15 +1,18 @@
 """Does a sink token make a diffusion model better, and with it, do the sinks of the text still matter?
 
-Claims    quality     With the token validation loss falls and accuracy rises (arXiv 2601.19657, Tables 1–2); the position, the number and
-                      a value of zero make little difference, gates help less. Most of all where few steps leave the model little room.
-          robustness  The token takes the part of the moving sinks over: hiding them should cost a model with the token less, hiding the
-                      token itself more. Random keys, as many, stand beside every hidden sink; canvases are short (about 60 tokens), so
-                      a random key is a word of the sum.
-Command   python experiments/sink_token_answers.py quality ARMS [--problems 200] [--work DIR] --out results/sink-token/quality
-          python experiments/sink_token_answers.py robustness ARMS --problems 100 [--work DIR] --out results/sink-token/robustness
+Claims    quality     With the token validation loss falls and accuracy rises (arXiv 2601.19657, Tables 1–2); the
+          position, the number and
+                      a value of zero make little difference, gates help less. Most of all where few steps leave the
+                      model little room.
+          robustness  The token takes the part of the moving sinks over: hiding them should cost a model with the token
+                      less, hiding the token itself more. Random keys, as many, stand beside every hidden sink; canvases
+                      are short (about 60 tokens), so a random key is a word of the sum.
+Command   python experiments/sink_token_answers.py quality ARMS [--problems 200] [--work DIR] --out
+          results/sink-token/quality python experiments/sink_token_answers.py robustness ARMS --problems 100 [--work
+          DIR] --out results/sink-token/robustness
 Cost      1 to 2 minutes an arm on one core.
-Expected  The arm with the token is better than the arm without, and the gap widens with fewer steps. Without the token hiding the top sinks
-          costs accuracy; with it less, and hiding the token costs most.
+Expected  The arm with the token is better than the arm without, and the gap widens with fewer steps. Without the token
+          hiding the top sinks costs accuracy; with it less, and hiding the token costs most.
 Found     results/sink-token; docs/sink-token.md has the table beside the paper's.
 """
 

@@ -1,13 +1,15 @@
 """Does a sink token steady the sinks, and how much of their attention does it take?
 
-Claim     With the token sinks stop moving: attention goes to it instead of to tokens of the text (arXiv 2601.19657, §4.3).
+Claim     With the token sinks stop moving: attention goes to it instead of to tokens of the text (arXiv 2601.19657,
+          §4.3).
 Command   python experiments/sink_token_movement.py ARMS [--problems 24] --out results/sink-token/movement
 Cost      about 1 minute an arm on one core.
-Expected  Fewer moves and less variance of the main sink's position; the token has most of the attention that sinks of the text had.
+Expected  Fewer moves and less variance of the main sink's position; the token has most of the attention that sinks of
+          the text had.
 Found     results/sink-token/movement.md once the arms are trained.
 
-Moves are those of each arm's own generations. Attention is compared on the same text: every arm reads the canvases that the arm
-without a sink and with the same seed has written, every fourth step of them.
+Moves are those of each arm's own generations. Attention is compared on the same text: every arm reads the canvases that
+the arm without a sink and with the same seed has written, every fourth step of them.
 """
 
 import tempfile
@@ -54,7 +56,8 @@ def moves(trace: Any) -> dict[str, float]:
 
 
 class Shares(Watcher):
-    """Shares of all attention: of the sink token, of sinks of the text by Eq. 3 with ε = 3, of the largest column of each head."""
+    """Shares of all attention: of the sink token, of sinks of the text by Eq. 3 with ε = 3, of the largest column of
+    each head."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
@@ -72,7 +75,8 @@ class Shares(Watcher):
 
 
 def shares(model: Any, trace: Any, of_others: list[torch.Tensor] | None) -> tuple[dict[str, float], list[torch.Tensor]]:
-    """Return means over every fourth canvas of a trace, and every layer's mean column; ``of_others`` are those without a sink."""
+    """Return means over every fourth canvas of a trace, and every layer's mean column; ``of_others`` are those without
+    a sink."""
     rows, columns = [], []
     for step in range(0, trace.steps, EVERY):
         tokens = torch.from_numpy(trace.tokens[step].astype(np.int64))[None]

@@ -1,15 +1,20 @@
-"""Is attending to a sink close to doing nothing, does the token keep the tokens of the text apart, and what does it say?
+"""Is attending to a sink close to doing nothing, does the token keep the tokens of the text apart, and what does it
+say?
 
-Claims    mixing   Sinks have small values, so that attending to one adds little; they protect against over-mixing, and the token takes that
-                   over (arXiv 2601.19657, §3 and Fig. 1: values of LLaDA's sinks ≈ 2.4 against ≈ 7.6, Dream's ≈ 3.0 against ≈ 7.9). Read on
-                   half-written canvases: held-out sums with their own answers, every second token of which is a mask.
-          content  The token holds negligible semantic content (§4.3): a logit lens on its row, layer by layer. Beside it stand the tokens of
-                   the text on held-out sums, and rows drawn at random with the norm of the token's, as rows without any content.
+Claims    mixing   Sinks have small values, so that attending to one adds little; they protect against over-mixing, and
+          the token takes that
+                   over (arXiv 2601.19657, §3 and Fig. 1: values of LLaDA's sinks ≈ 2.4 against ≈ 7.6, Dream's ≈ 3.0
+                   against ≈ 7.9). Read on half-written canvases: held-out sums with their own answers, every second
+                   token of which is a mask.
+          content  The token holds negligible semantic content (§4.3): a logit lens on its row, layer by layer. Beside
+                   it stand the tokens of the text on held-out sums, and rows drawn at random with the norm of the
+                   token's, as rows without any content.
 Command   python experiments/sink_token_states.py mixing ARMS [--problems 40] --out results/sink-token/mixing
           python experiments/sink_token_states.py content ARMS --problems 20 --out results/sink-token/content
 Cost      about half a minute an arm on one core.
-Expected  The token's value norm is below that of the text; tokens of the last layer are further apart with it than with it hidden. Through
-          norm and head the token's row gives a distribution that is far from any word and from that of text tokens.
+Expected  The token's value norm is below that of the text; tokens of the last layer are further apart with it than with
+          it hidden. Through norm and head the token's row gives a distribution that is far from any word and from that
+          of text tokens.
 Found     results/sink-token once the arms are trained.
 """
 
@@ -32,7 +37,8 @@ from sinkscope.sinks import is_sink
 
 
 def canvases(arm: Arm, model: Any, count: int) -> list[torch.Tensor]:
-    """Return canvases of question and worked answer, every second token of the answer masked, of one length so that sums compare."""
+    """Return canvases of question and worked answer, every second token of the answer masked, of one length so that
+    sums compare."""
     made = []
     for problem in sums(arm, count):
         question = model.encode(question_text(problem))
@@ -46,7 +52,8 @@ def canvases(arm: Arm, model: Any, count: int) -> list[torch.Tensor]:
 
 
 class Values(Watcher):
-    """Value norms, mean over key heads, of the sink token, of sinks of the text (Eq. 3, ε = 3) and of the other tokens; and what
+    """Value norms, mean over key heads, of the sink token, of sinks of the text (Eq. 3, ε = 3) and of the other tokens;
+    and what
     each adds: Σ c·‖v‖ (of an arm with a gate: before the gate).
     """
 
@@ -85,7 +92,8 @@ def states(model: Any, tokens: torch.Tensor) -> np.ndarray:
 
 
 def mixing(model: Any, tokens: torch.Tensor) -> dict[str, float]:
-    """Compute the measures of mixing of the states that leave the last layer, per token where the number of tokens bounds them."""
+    """Compute the measures of mixing of the states that leave the last layer, per token where the number of tokens
+    bounds them."""
     before = states(model, tokens)
     other = tokens.clone()
     other[0, 1] = tokens[0, 2]
@@ -127,7 +135,8 @@ def measure_mixing(arguments: argparse.Namespace) -> None:
 
 
 def rows_of_tokens(stack: Any) -> list[torch.Tensor]:
-    """Return states [sink, width] of the sink tokens, as they enter each layer and leave the last; each is a sequence of its own."""
+    """Return states [sink, width] of the sink tokens, as they enter each layer and leave the last; each is a sequence
+    of its own."""
     hidden = stack.sink_token.embedding[:, None]
     rotations = stack.rotary_emb(hidden, position_ids=torch.zeros(1, 1, dtype=torch.long))
     found = [hidden[:, 0]]

@@ -1,22 +1,28 @@
-"""Give an autoregressive specimen a substitute, and a diffusion specimen a single place for idle attention: do they swap behaviour?
+"""Give an autoregressive specimen a substitute, and a diffusion specimen a single place for idle attention: do they
+swap behaviour?
 
-And what does `sinkscope roles` say of the trained specimens, whose truth is known from their task and from zeroing their nulls?
+And what does `sinkscope roles` say of the trained specimens, whose truth is known from their task and from zeroing
+their nulls?
 
-Claim     An autoregressive model with a second idle place loses nothing with its null; a diffusion model whose idle attention is drawn to
-          one place is ruined without it.
+Claim     An autoregressive model with a second idle place loses nothing with its null; a diffusion model whose idle
+          attention is drawn to one place is ruined without it.
 Command   python experiments/specimens.py reversed --work FOLDER --out results/substitutes/reversed.json
           python experiments/specimens.py roles --out results/substitutes/roles.json
-Cost      six trainings of half a minute each on a core, which stay in FOLDER, and two minutes of measuring; three minutes for the roles.
-Rules     Written down before any of these networks was trained. The specimens of one null (autoregressive) are trained again with a
-          learned sink token, those without nulls (diffusion) with a learned logit in the softmax, which have a value and none; learned
-          positions leave no place for a token. Three seeds, data and masks as in the bundled specimens. Hidden from the queries that
-          predict: the null (the largest column), the sink, both, and in a diffusion model all masks. A loss above 0.1 nats by the lower
-          end of the 95 % interval over canvases counts. *Swapped*: in all three seeds the autoregressive network loses less than that
-          without its null and more without null and sink; the diffusion network loses more without its sink.
-          Of the roles, when three of the thirty had been seen: in the autoregressive specimens with K >= 1 nulls the sink is a null. It is
-          *idle* where zeroing one null changes the predictions by less than 0.005 nats, else *broadcast* (all idle queries get the same
-          of it), never *carrier*; and the number of keys to hide is K. Without nulls, and in the diffusion specimens, whose idle attention
-          is spread over all masks, no head has a lasting sink on a null.
+Cost      six trainings of half a minute each on a core, which stay in FOLDER, and two minutes of measuring; three
+          minutes for the roles.
+Rules     Written down before any of these networks was trained. The specimens of one null (autoregressive) are trained
+          again with a learned sink token, those without nulls (diffusion) with a learned logit in the softmax, which
+          have a value and none; learned positions leave no place for a token. Three seeds, data and masks as in the
+          bundled specimens. Hidden from the queries that
+          predict: the null (the largest column), the sink, both, and in a diffusion model all masks. A loss above 0.1
+          nats by the lower end of the 95 % interval over canvases counts. *Swapped*: in all three seeds the
+          autoregressive network loses less than that without its null and more without null and sink; the diffusion
+          network loses more without its sink.
+          Of the roles, when three of the thirty had been seen: in the autoregressive specimens with K >= 1 nulls the
+              sink is a null. It is
+          *idle* where zeroing one null changes the predictions by less than 0.005 nats, else *broadcast* (all idle
+          queries get the same of it), never *carrier*; and the number of keys to hide is K. Without nulls, and in the
+          diffusion specimens, whose idle attention is spread over all masks, no head has a lasting sink on a null.
 """
 
 import json

@@ -1,21 +1,23 @@
 """Does a sink token let keys and values be refreshed less often?
 
-Claim     A sink token attends to itself alone, so its key is never stale; a model whose attention rests on it should mind stale keys less.
+Claim     A sink token attends to itself alone, so its key is never stale; a model whose attention rests on it should
+          mind stale keys less.
 Command   python experiments/stale_keys.py --models lab-sink-token lab-diffusion --out results/caches/stale-keys.json
           python experiments/stale_keys.py --arms FOLDER --data CORPUS --out results/caches/stale-keys-arms.json
           FOLDER is what experiments/text_knobs.py trains: models of text that differ in the sink token alone, by seed.
 Cost      two minutes of one core a model.
-Rule      Written down before the run. Plain sampling writes an answer of one block, a token a step. Its canvases are read again with a
-          cache that refreshes in every R-th step (`block:every=R`) and computes the block in between. Measured is the Kullback-Leibler
-          divergence, in nats, from the predictions without a cache to those with it, mean over the masks of a step and over the steps of
-          an answer; 95 % intervals by bootstrap over answers. The claim holds at an R where the whole interval of the model with the token
-          lies below that of the model without, and is refuted where it lies above; between models that differ in more than the
-          token it tells nothing about the token.
-          Arms write 32 tokens behind 128 of each of 16 held-out windows. Of each seed and R, the mean divergence of the arm with the token
-          is divided by that of the arm without, with a 95 % interval by bootstrap over windows. The seeds decide: the geometric mean of
-          their ratios with its 95 % interval by Student's t. The claim holds at an R where this interval lies below 1, is refuted where it
-          lies above, and is undecided elsewhere. With three seeds only a large and regular difference can be told. (48 windows and five
-          intervals became 16 and three to save time, when nothing of the arms with a token had been seen.)
+Rule      Written down before the run. Plain sampling writes an answer of one block, a token a step. Its canvases are
+          read again with a cache that refreshes in every R-th step (`block:every=R`) and computes the block in between.
+          Measured is the Kullback-Leibler divergence, in nats, from the predictions without a cache to those with it,
+          mean over the masks of a step and over the steps of an answer; 95 % intervals by bootstrap over answers. The
+          claim holds at an R where the whole interval of the model with the token lies below that of the model without,
+          and is refuted where it lies above; between models that differ in more than the token it tells nothing about
+          the token. Arms write 32 tokens behind 128 of each of 16 held-out windows. Of each seed and R, the mean
+          divergence of the arm with the token is divided by that of the arm without, with a 95 % interval by bootstrap
+          over windows. The seeds decide: the geometric mean of their ratios with its 95 % interval by Student's t. The
+          claim holds at an R where this interval lies below 1, is refuted where it lies above, and is undecided
+          elsewhere. With three seeds only a large and regular difference can be told. (48 windows and five intervals
+          became 16 and three to save time, when nothing of the arms with a token had been seen.)
 Found     docs/caches.md
 """
 
@@ -75,7 +77,8 @@ def divergences(model: Any, prompts: list[list[int]], intervals: Sequence[int] =
 def _predictions(
     model: Any, batch: Any, layout: Any, settings: Any, canvases: list[Any], steps: list[Any]
 ) -> list[Any]:
-    """Return the log-probabilities at the masks of each canvas, float64 [mask, vocabulary], as a reader of these settings computes them."""
+    """Return the log-probabilities at the masks of each canvas, float64 [mask, vocabulary], as a reader of these
+    settings computes them."""
     found = []
     with reading(model, batch, layout, WorkMeter(model.network, len(canvases[0])), settings) as reader:
         reader.begin_block(canvases[0].shape[1] - LENGTH, canvases[0].shape[1])
@@ -145,7 +148,8 @@ def trained(folder: Path, data: Path) -> dict[str, dict[str, dict[int, list[floa
 
 
 def ratios(found: dict[str, dict[str, dict[int, list[float]]]]) -> list[dict[str, Any]]:
-    """Return, for each arm with a token and each interval, its divergence over that of the arm without: by seed, and over the seeds."""
+    """Return, for each arm with a token and each interval, its divergence over that of the arm without: by seed, and
+    over the seeds."""
     rows = []
     for arm in [one for one in WITH if one in found]:
         for every in OF_ARMS:
@@ -163,7 +167,8 @@ def ratios(found: dict[str, dict[str, dict[int, list[float]]]]) -> list[dict[str
 
 
 def over_seeds(found: list[float]) -> dict[str, Any]:
-    """Return the geometric mean of the seeds' ratios, its 95 % interval by Student's t, and the verdict on the claim."""
+    """Return the geometric mean of the seeds' ratios, its 95 % interval by Student's t, and the verdict on the
+    claim."""
     logs = np.log(found)
     half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
     low, high = np.exp([logs.mean() - half, logs.mean() + half]).tolist()

@@ -1,16 +1,20 @@
-"""How many sinks can be hidden before a model suffers, and where does their attention go? The hypothesis of substitutes.
+"""How many sinks can be hidden before a model suffers, and where does their attention go? The hypothesis of
+substitutes.
 
-Claim     An autoregressive model is ruined without its sink because nothing can take its place; a diffusion model is not because it has
-          substitutes (several sinks, and its masks).
+Claim     An autoregressive model is ruined without its sink because nothing can take its place; a diffusion model is
+          not because it has substitutes (several sinks, and its masks).
 Command   python experiments/substitutes.py specimens --out results/substitutes/specimens.json
           python experiments/substitutes.py MODEL [--data CORPUS] --out FILE.json
 Cost      specimens: five minutes on a core; a model of the lab on text, three minutes.
-Rules     Written down when first trials of the specimens had been seen, and no other model. The loss, in nats a predicted token, is
-          measured on canvases that no training saw, while k = 0, 1, 2, 3, 4, 6, 8 … keys of every head are hidden from the queries that
+Rules     Written down when first trials of the specimens had been seen, and no other model. The loss, in nats a
+          predicted token, is measured on canvases that no training saw, while k = 0, 1, 2, 3, 4, 6, 8 … keys of every
+          head are hidden from the queries that
           predict: ``top`` (the largest columns),
-          ``rowmass`` (random keys with as much of those queries' attention), ``random``; in a diffusion model also all ``masks``.
-          The *knee* is the smallest k at which ``top`` costs more than 0.1 nats, by the lower end of the 95 % interval over canvases.
-          Predicted: the knee is at the number of keys that can take idle attention: K for a specimen with K nulls of the autoregressive
+          ``rowmass`` (random keys with as much of those queries' attention), ``random``; in a diffusion model also all
+          ``masks``. The *knee* is the smallest k at which ``top`` costs more than 0.1 nats, by the lower end of the 95
+          % interval over canvases.
+          Predicted: the knee is at the number of keys that can take idle attention: K for a specimen with K nulls of
+              the autoregressive
           kind; none up to K + 2 for the diffusion kind, where masks take it.
 """
 
@@ -72,7 +76,8 @@ def make_task(model: Any, canvases: Canvases, first_read: int, *, specimen: bool
     """Mask half of what a diffusion model may predict; shift the targets of an autoregressive one.
 
     Args:
-        specimen: whether the canvases are those of a specimen, with nulls and triggers; on text these are letters like others.
+        specimen: whether the canvases are those of a specimen, with nulls and triggers; on text these are letters like
+            others.
     """
     tokens = canvases.tokens
     free = canvases.answers != PROMPT

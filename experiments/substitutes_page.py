@@ -1,4 +1,5 @@
-"""Writes results/substitutes/README.md, the tables behind docs/findings.md, from the JSON files beside it; a test compares them.
+"""Writes results/substitutes/README.md, the tables behind docs/findings.md, from the JSON files beside it; a test
+compares them.
 
 Command   python experiments/substitutes_page.py
 """

@@ -2,19 +2,23 @@
 
 Claim     Hiding the top sink takes an autoregressive model from .85 to .02 on GSM8K and hardly touches diffusion models
           (arXiv 2510.15731, Table 1).
-Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND] [--model NAME]; the same command goes on where it stopped.
+Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND] [--model NAME]; the same command goes
+          on where it stopped.
           Then: python experiments/table_one.py --add DIR/lab-diffusion DIR/lab-autoregressive
-Cost      on one core with bf16 units, a problem under one rule: diffusion about 0.8 s, autoregressive about 0.15 s. All rounds: a day.
+Cost      on one core with bf16 units, a problem under one rule: diffusion about 0.8 s, autoregressive about 0.15 s. All
+          rounds: a day.
 Expected  As claimed.
 Found     See results/table-1.
 
-Prompts have the tasks' own shots (196 to 325 tokens). Answers get 32 positions, in as many steps, blocks of 16: the longest worked
-answer among the 1,319 problems has 32 tokens, so none is cut short, and a run costs half of one with 64. All is bfloat16,
-as the checkpoints are stored.
-Rounds go from what is most worth knowing to what is less, and each only asks more problems or more rules of the same folders.
+Prompts have the tasks' own shots (196 to 325 tokens). Answers get 32 positions, in as many steps, blocks of 16: the
+longest worked answer among the 1,319 problems has 32 tokens, so none is cut short, and a run costs half of one with 64.
+All is bfloat16, as the checkpoints are stored.
+Rounds go from what is most worth knowing to what is less, and each only asks more problems or more rules of the same
+folders.
 
-``results/table-1/MODEL/results.json.gz`` holds the outcomes of a model, one character a problem; table.md and table.json are computed
-from them. ``--add`` takes outcomes from the folders of finished evaluations first, or none, and writes both.
+``results/table-1/MODEL/results.json.gz`` holds the outcomes of a model, one character a problem; table.md and
+table.json are computed from them. ``--add`` takes outcomes from the folders of finished evaluations first, or none, and
+writes both.
 """
 
 import gzip

@@ -1,20 +1,27 @@
-"""What each setting of the recipes on text does to the sinks: short trainings that differ in one setting, and one of plain transformers.
+"""What each setting of the recipes on text does to the sinks: short trainings that differ in one setting, and one of
+plain transformers.
 
-Command   python experiments/text_knobs.py --data CORPUS --work FOLDER [--arms NAME…] [--seeds 0 1 2] --out results/emergence/knobs.json
-          CORPUS is what experiments/books_corpus.py writes. A run that was killed goes on; a finished one is only measured.
+Command   python experiments/text_knobs.py --data CORPUS --work FOLDER [--arms NAME…] [--seeds 0 1 2] --out
+          results/emergence/knobs.json CORPUS is what experiments/books_corpus.py writes. A run that was killed goes on;
+          a finished one is only measured.
 Cost      about 10 minutes on a core for each arm, half a minute to measure it.
-Rules     Every arm is one of the two recipes, its schedule included, cut off after 2,500 updates of 2,048 tokens, and measured on 24
-          held-out windows as `sinkscope watch-training` measures them. Arms of one seed draw the same windows in the same order, where
-          the setting allows it. The top key of a head is the key with the largest column of the queries that are judged.
-          Other settings: ``rate`` 6e-3 (3e-3), weight ``decay`` 0.5 (0.1), ``context`` 512 tokens (256), ``first`` text instead of BOS,
-          or BOS instead of text, ``depth`` 3 layers (6), ``batch`` 1,024 tokens (2,048), and ``cosine``, whose rate falls to a tenth
-          within these updates (20,000). ``sink-token`` and ``sink-zero`` have a sink token (paper 2), the latter with a value of zero.
-          ``plain`` is ``cosine`` in the hands of transformers' Trainer: its loss, optimiser, schedule.
-Roles     What the sinks of a whole training do along it, and how they move while a text is written; 2 to 4 minutes for each update:
-          python experiments/text_knobs.py --roles-of RUN --at 3000 20000 --data CORPUS --out results/emergence/roles-autoregressive.json
-          RUN is a folder of `sinkscope train lab-text-autoregressive` or `lab-text-diffusion`. The rules are those of `sinkscope roles`,
-          on the same windows; even windows choose the heads, odd ones judge. Movement is that of main sinks while a diffusion model
-          writes 64 tokens behind 128 of a held-out window, one a step, beside the same with the steps shuffled.
+Rules     Every arm is one of the two recipes, its schedule included, cut off after 2,500 updates of 2,048 tokens, and
+          measured on 24 held-out windows as `sinkscope watch-training` measures them. Arms of one seed draw the same
+          windows in the same order, where the setting allows it. The top key of a head is the key with the largest
+          column of the queries that are judged.
+          Other settings: ``rate`` 6e-3 (3e-3), weight ``decay`` 0.5 (0.1), ``context`` 512 tokens (256), ``first`` text
+              instead of BOS,
+          or BOS instead of text, ``depth`` 3 layers (6), ``batch`` 1,024 tokens (2,048), and ``cosine``, whose rate
+          falls to a tenth within these updates (20,000). ``sink-token`` and ``sink-zero`` have a sink token (paper 2),
+          the latter with a value of zero. ``plain`` is ``cosine`` in the hands of transformers' Trainer: its loss,
+          optimiser, schedule.
+Roles     What the sinks of a whole training do along it, and how they move while a text is written; 2 to 4 minutes for
+          each update: python experiments/text_knobs.py --roles-of RUN --at 3000 20000 --data CORPUS --out
+              results/emergence/roles-autoregressive.json
+          RUN is a folder of `sinkscope train lab-text-autoregressive` or `lab-text-diffusion`. The rules are those of
+          `sinkscope roles`, on the same windows; even windows choose the heads, odd ones judge. Movement is that of
+          main sinks while a diffusion model writes 64 tokens behind 128 of a held-out window, one a step, beside the
+          same with the steps shuffled.
 """
 
 import argparse
@@ -88,7 +95,8 @@ def recipe_of(arm: str, seed: int, updates: int, compiled: bool) -> Recipe:
 
 
 def train_plain(recipe: Recipe, folder: Path, corpus: Corpus) -> None:
-    """Train the recipe's network with transformers' Trainer, and write its weights as the snapshot of its last update."""
+    """Train the recipe's network with transformers' Trainer, and write its weights as the snapshot of its last
+    update."""
     from safetensors.torch import save_file
     from transformers import Trainer, TrainingArguments
 
@@ -167,7 +175,8 @@ class OnSinkToken(Watcher):
 
 @torch.no_grad()
 def sink_share(model: Any, canvases: Sequence[HeldOut]) -> float:
-    """Return the share of the judged queries' attention on the network's own sink token, mean over layers, heads and windows."""
+    """Return the share of the judged queries' attention on the network's own sink token, mean over layers, heads and
+    windows."""
     if model.card.sink_token is None:
         return 0.0
     with subscribed(model.network, watcher := OnSinkToken()):
@@ -177,7 +186,8 @@ def sink_share(model: Any, canvases: Sequence[HeldOut]) -> float:
 
 
 def movement(model: Any, rows: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return how the main sinks of a diffusion model move while it writes 64 tokens behind 128 of a held-out window, one a step."""
+    """Return how the main sinks of a diffusion model move while it writes 64 tokens behind 128 of a held-out window,
+    one a step."""
     tests = []
     with tempfile.TemporaryDirectory() as folder:
         for number, row in enumerate(rows[:GENERATIONS]):

@@ -1,13 +1,15 @@
 """What goes wrong in an answer when keys are hidden: the form, the copying, or the arithmetic?
 
 Claim     Accuracy says that an answer is wrong, not what the model can no longer do.
-Command   python experiments/what_breaks.py FOLDER… --out results/hiding/what_breaks.json     # folders of `sinkscope evaluate`, lab-arith
+Command   python experiments/what_breaks.py FOLDER… --out results/hiding/what_breaks.json     # folders of `sinkscope
+          evaluate`, lab-arith
 Cost      seconds; it reads stored answers.
 Expected  If the hidden keys carried nothing, whatever is lost is lost everywhere alike.
 Found     docs/findings.md
 
-Of every line ``a + b = c.`` of an answer: is it a line of that form at all; are a and b those of the worked answer's first line (read
-off the question); is c what a and b give; does the next line go on with c; is the number behind #### the last c.
+Of every line ``a + b = c.`` of an answer: is it a line of that form at all; are a and b those of the worked answer's
+first line (read off the question); is c what a and b give; does the next line go on with c; is the number behind ####
+the last c.
 """
 
 import json

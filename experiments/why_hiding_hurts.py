@@ -1,33 +1,41 @@
 """Why does hiding the top key of every head hurt lab-diffusion, when the paper's diffusion models hardly notice?
 
 Claim     "Masking sinks leads to only a minor degradation in performance" of diffusion models (arXiv 2510.15731, §5.2).
-Command   python experiments/why_hiding_hurts.py --out results/hiding/probe-5.json [--shots 5] [--problems 48] [--part heads]
+Command   python experiments/why_hiding_hurts.py --out results/hiding/probe-5.json [--shots 5] [--problems 48] [--part
+          heads]
 Cost      about 10 minutes of one core with 5 shots, 4 without.
 
-Method    Every problem is written once with nothing hidden. Up to two of the steps that committed a result (a number behind "="), and one
-          that committed another token of the answer, are then read again, each time with some keys hidden, chosen by the columns of the
-          unhidden reading. What is counted is whether the position that the unhidden run committed in that step still gets the same
-          token ("kept", results and others apart), and by how much its log-probability fell. The unit of evidence is the problem (mean
-          over its canvases); intervals are bootstrapped over problems. Results and others are apart because the first sixteen answers
-          under top:1 had their operands and their form right and their sums wrong (what_breaks.py); verdicts are read off results.
+Method    Every problem is written once with nothing hidden. Up to two of the steps that committed a result (a number
+          behind "="), and one that committed another token of the answer, are then read again, each time with some keys
+          hidden, chosen by the columns of the unhidden reading. What is counted is whether the position that the
+          unhidden run committed in that step still gets the same token ("kept", results and others apart), and by how
+          much its log-probability fell. The unit of evidence is the problem (mean over its canvases); intervals are
+          bootstrapped over problems. Results and others are apart because the first sixteen answers
+          under top:1 had their operands and their form right and their sums wrong (what_breaks.py); verdicts are read
+          off results.
 
-Hypotheses, fixed before the first run, each with what would decide for it (difference in kept tokens, its 95 % interval off 0):
-  H1 carriers   The top column of a head is here no no-op: its value is as large as others', and hiding hurts because content is lost.
-                For it: value norms of top keys not below the median (paper 2 reads about a third off its models); hiding only the half of
+Hypotheses, fixed before the first run, each with what would decide for it (difference in kept tokens, its 95 % interval
+off 0):
+  H1 carriers   The top column of a head is here no no-op: its value is as large as others', and hiding hurts because
+                content is lost.
+                For it: value norms of top keys not below the median (paper 2 reads about a third off its models);
+                    hiding only the half of
                 the top keys with the larger contribution c·|v| hurts more than hiding the half with the smaller.
-  H2 mass       Hiding hurts by how much attention it takes away, whatever the key. For it: random keys of the same mass hurt as much.
-                (Added after the first run, which matched the attention of all queries alone: random keys with as much attention of the
-                position being written, "where written". A key that takes most of that row has no match, so the heads and canvases where
-                the top key takes more than half of it are also told apart from those where it takes less.)
-  H3 spreading  The keys themselves do not matter, the attention that is spread over the others does. For it: with their weights set to
-                0 after the softmax (no spreading) fewer tokens are lost than with −∞ before it.
-  H4 few heads  A few heads do all of it. For it: with the six worst heads (found on the other half of the problems) spared, at least half
-                of the damage is gone; sparing six random heads does not do that.
-  H5 own query  It is the attention of the committed position itself that matters. For it: hiding from that query alone costs at least
-                half of what hiding from all queries does.
-  H6 constant   The top key serves as a constant that the network counts on, not as a carrier of what this text says. For it: with its value
-                replaced by the mean value of that head's top keys (attention as it is), at least half of the tokens that zeroing loses
-                are kept. (Added, like the split of results from others, after a try on four problems, before the first run.)
+  H2 mass       Hiding hurts by how much attention it takes away, whatever the key. For it: random keys of the same mass
+                hurt as much. (Added after the first run, which matched the attention of all queries alone: random keys
+                with as much attention of the position being written, "where written". A key that takes most of that row
+                has no match, so the heads and canvases where the top key takes more than half of it are also told apart
+                from those where it takes less.)
+  H3 spreading  The keys themselves do not matter, the attention that is spread over the others does. For it: with their
+                weights set to 0 after the softmax (no spreading) fewer tokens are lost than with −∞ before it.
+  H4 few heads  A few heads do all of it. For it: with the six worst heads (found on the other half of the problems)
+                spared, at least half of the damage is gone; sparing six random heads does not do that.
+  H5 own query  It is the attention of the committed position itself that matters. For it: hiding from that query alone
+                costs at least half of what hiding from all queries does.
+  H6 constant   The top key serves as a constant that the network counts on, not as a carrier of what this text says.
+                For it: with its value replaced by the mean value of that head's top keys (attention as it is), at least
+                half of the tokens that zeroing loses are kept. (Added, like the split of results from others, after a
+                try on four problems, before the first run.)
 Found     docs/findings.md
 """
 

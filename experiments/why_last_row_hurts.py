@@ -1,21 +1,24 @@
 """Why does hiding the top key of the last row hurt lab-autoregressive, and hiding the top column not?
 
-Claim     Llama falls from .85 to .02 when the key that its newest query attended to most may not be seen next (arXiv 2510.15731, Table 1):
-          the paper takes that key for a sink.
+Claim     Llama falls from .85 to .02 when the key that its newest query attended to most may not be seen next (arXiv
+          2510.15731, Table 1): the paper takes that key for a sink.
 Command   python experiments/why_last_row_hurts.py --out results/hiding/last_row.json [--problems 96] [--shots 5]
 Cost      a minute or two of one core.
 
-Method    Every problem is answered once with nothing hidden, and prompt and answer are read again in one call. The query of every answer
-          token (from the second on: step 0 is spared) loses, in every head, the key that the query before it attended to most: what the
-          previous-step rule does, on the unhidden run's own tokens. Counted: whether the next token stays the same. Each arm hides only
-          some of these keys. The unit of evidence is the problem.
+Method    Every problem is answered once with nothing hidden, and prompt and answer are read again in one call. The
+          query of every answer token (from the second on: step 0 is spared) loses, in every head, the key that the
+          query before it attended to most: what the previous-step rule does, on the unhidden run's own tokens. Counted:
+          whether the next token stays the same. Each arm hides only some of these keys. The unit of evidence is the
+          problem.
 
-Hypotheses, fixed before the first run; an arm counts as doing the damage when the 95 % interval of its loss leaves out 0 and it has at
+Hypotheses, fixed before the first run; an arm counts as doing the damage when the 95 % interval of its loss leaves out
+0 and it has at
 least half of the loss of the whole rule:
   S sinks       The damage comes from keys at the first position, or from sinks by Eq. 3 on the running column sums.
   C content     It comes from the other keys: what this token's query reads, or its neighbours.
-  P predictor   The rule picks the previous query's neighbour: in heads that look a fixed distance back it hides a key that the next query
-                does not want (its own needed key is one further), so that the loss should grow with the attention that is removed.
+  P predictor   The rule picks the previous query's neighbour: in heads that look a fixed distance back it hides a key
+                that the next query does not want (its own needed key is one further), so that the loss should grow with
+                the attention that is removed.
 Found     docs/findings.md
 """
 
@@ -72,7 +75,8 @@ class Rows(Hider):
 def choices(
     reader: Reader, start: int, classes: torch.Tensor, number: int
 ) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
-    """Return arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0 after the softmax."""
+    """Return arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0
+    after the softmax."""
     arms: dict[str, dict[int, torch.Tensor]] = {}
     for layer, whole in reader.weights.items():
         size = whole.shape[-1]

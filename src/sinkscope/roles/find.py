@@ -31,8 +31,8 @@ from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
 from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
 from sinkscope.runs.files import checksum_of
 from sinkscope.runs.folder import Items, run_folder
-from sinkscope.sinks.finding import rule_of
 from sinkscope.sinks.definition import text_of
+from sinkscope.sinks.finding import rule_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS

@@ -168,8 +168,9 @@ class Removal:
 def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head: int, seed: int) -> list[Removal]:
     """Return the removals from one head on one canvas, whose ``sinks`` these are.
 
-    ``sink``: the key with the largest column (causal: over uniform attention). ``rowmass``: random keys that are no sinks (these may be substitutes),
-    until they hold as much of the readers' attention. ``random``: one. ``top.K``: the K largest columns.
+    ``sink``: the key with the largest column (causal: over uniform attention). ``rowmass``: random keys that are no
+    sinks (these may be substitutes), until they hold as much of the readers' attention. ``random``: one. ``top.K``: the
+    K largest columns.
     """
     keys = sight.columns.shape[-1]
     order = sight.order[layer, head]
