@@ -63,7 +63,8 @@ def wait(device: str) -> None:
 
 class Clock:
     """Marks in a stream of work, and the milliseconds between them: CUDA events, so that nobody waits; on a CPU the
-    wall's clock."""
+    wall's clock.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -123,7 +124,8 @@ def over(found: dict[str, list[float]], name: str, base: str) -> float:
 
 def peak(run: Callable[[], Any], device: str) -> int | None:
     """Bytes of GPU memory at most during a run, weights included, and what is freed but still waits for a copy; None on
-    a CPU."""
+    a CPU.
+    """
     if not device.startswith("cuda"):
         return None
     torch.cuda.synchronize()

@@ -1,5 +1,6 @@
 """Rows of gpu.py about recording: forward calls in one recording, as a generation makes them, timed inside it and where
-it closes."""
+it closes.
+"""
 
 import contextlib
 import tempfile
@@ -128,7 +129,8 @@ def recorded_memory(model: Any, given: Any) -> dict[str, Any]:
 
 def compiled(model: Any, given: Any) -> dict[str, Any]:
     """Recorded over plain with compiled layers, each in one graph, and how many graphs the steps behind the first ones
-    made anew."""
+    made anew.
+    """
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()

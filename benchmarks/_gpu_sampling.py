@@ -1,5 +1,6 @@
 """Rows of gpu.py about sampling: each of our loops against the form of the published one, and whether they wrote the
-same."""
+same.
+"""
 
 import time
 from dataclasses import replace
@@ -164,7 +165,8 @@ def sampling(model: Any, given: Any, family: str) -> dict[str, Any]:
 
 def control(model: Any, given: Any, family: str) -> dict[str, Any]:
     """The same tokens in float32, where products with other numbers of rows round far below the distances of logits;
-    changes the model."""
+    changes the model.
+    """
     model.network.float()
     model, steps = of_family(model, family), max(1, given.written // 8)
     ours: list[Tensor] = []

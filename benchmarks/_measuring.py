@@ -121,7 +121,8 @@ def flags(**defaults: Any) -> argparse.Namespace:
 
 def machine() -> dict[str, str]:
     """The model of the processor, and which instructions torch's kernels take of it: figures mean little without
-    them."""
+    them.
+    """
     import torch
 
     return {"processor": processor(), "kernels": torch.backends.cpu.get_cpu_capability()}

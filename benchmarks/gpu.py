@@ -53,7 +53,8 @@ Row = tuple[str, dict[str, float], Callable[[], dict[str, Any]]]
 
 def as_installed(folder: str) -> None:
     """Lets a bare checkout run: its sources on the path, and the version that a trace names where an installation would
-    give it."""
+    give it.
+    """
     root = Path(__file__).resolve().parent.parent
     try:
         version("sinkscope")

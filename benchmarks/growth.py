@@ -123,7 +123,8 @@ def gsm8k(tflops: float) -> dict[str, Any]:
 
 def per_head(keep: str, longer: float) -> float:
     """Bytes that a head of a layer takes in a step, from two traces with 2 and 4 layers; ``longer`` is what S is
-    multiplied by."""
+    multiplied by.
+    """
     few, many = (runs_of(Shape(layers=layers), keep)["recorded"]() for layers in (2, 4))
     return (many - few) / (2 * 8 * Shape().steps) * longer
 

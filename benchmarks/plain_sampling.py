@@ -41,7 +41,8 @@ def seconds_of(
     checkouts: dict[str, Path], workload: tuple[int, ...], rounds: int
 ) -> tuple[dict[str, list[float]], bool]:
     """Return the processor seconds of each round by checkout, after one uncounted round, and whether all answers were
-    the same."""
+    the same.
+    """
     environment = {**os.environ, "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
     workers = {
         name: subprocess.Popen(

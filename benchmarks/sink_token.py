@@ -1,5 +1,6 @@
 """What a sink costs: a training step with it over one without, and inference folded and unfolded over a model
-without."""
+without.
+"""
 
 import copy
 import dataclasses

@@ -1,5 +1,6 @@
 """Canvases of unhidden runs, read again with keys hidden that were chosen beforehand; for the experiments of this
-folder."""
+folder.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -25,7 +26,8 @@ Masks = dict[int, torch.Tensor]
 @dataclass(frozen=True)
 class Canvas:
     """One step of an unhidden run: its tokens, the position that was committed with its token, and whether that is a
-    result, behind "="."""
+    result, behind "=".
+    """
 
     problem: int
     tokens: list[int]
@@ -87,7 +89,8 @@ def collect(model: Any, problems: int, shots: int) -> list[Canvas]:
 @dataclass(frozen=True)
 class Chunk:
     """Canvases side by side, left-padded, and what the unhidden network shows on them: tensors [canvas, head, key] by
-    layer."""
+    layer.
+    """
 
     tokens: torch.Tensor
     real: torch.Tensor

@@ -92,7 +92,8 @@ class Number:
 
     def by_prompt(self, shots: int, prompts: int, point: Threshold, null: str = "") -> np.ndarray | None:
         """Return the values [prompt]; None where single prompts have no value, or the statistic has an interval of its
-        own."""
+        own.
+        """
         if self.statistic == "triggers.over_chance":
             return None
         if (
@@ -110,7 +111,8 @@ class Number:
 
     def over_prompts(self, shots: int, prompts: int, point: Threshold, null: str = "") -> Found:
         """Return mean, ends of the interval and number of prompts of a statistic that exists only over prompts; NaN
-        where there is none."""
+        where there is none.
+        """
         key = self._place(point)
         for one in self._analysis(shots, prompts, null).statistics:
             if one.name == self.statistic and dict(one.place) == key:
@@ -216,7 +218,8 @@ def verdict_of(verdicts: Sequence[str]) -> str:
 
 def widened(found: Found) -> Found:
     """Return an interval that holds for all parts together: its ends lie further out as Student's t does
-    (Bonferroni)."""
+    (Bonferroni).
+    """
     value, low, high, prompts = found
     if prompts < 2:
         return found

@@ -108,7 +108,8 @@ def untrained(run: Run) -> Run:
 @cache
 def problems(templates: tuple[str, ...] = ()) -> tuple[int, ...]:
     """Return the numbers of the held-out problems of these templates (all when empty) whose prompt behind five shots is
-    long enough."""
+    long enough.
+    """
     model, asked = load("lab-diffusion"), enumerate(held_out("lab-arith"))
     long = {
         number: problem

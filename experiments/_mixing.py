@@ -29,7 +29,8 @@ def effective_rank(
 
 def mean_cosine(hidden: Float[np.ndarray, "*layer position dim"], centred: bool = False) -> Float[np.ndarray, "*layer"]:
     """Return the mean cosine between two different tokens: 1 where all point the same way. NaN for fewer than two
-    tokens."""
+    tokens.
+    """
     hidden = _prepared(hidden, centred)
     norms = np.linalg.norm(hidden, axis=-1, keepdims=True)
     direction = np.divide(hidden, norms, out=np.zeros_like(hidden), where=norms > 0)

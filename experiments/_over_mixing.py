@@ -36,7 +36,8 @@ UNITS = {
 
 class Seen(Watcher):
     """Variance of attention between queries, as it took effect, and the keys that were taken away, of every layer of a
-    call."""
+    call.
+    """
 
     def __init__(self) -> None:
         self.variances: list[np.ndarray] = []
@@ -53,7 +54,8 @@ class Seen(Watcher):
 
 class HideTheSame(Hider):
     """Takes away what another call lost: with a token replaced, a rule would choose other keys, and that is no
-    spread."""
+    spread.
+    """
 
     def __init__(self, hidden: dict[str, Tensor]) -> None:
         self.keys = hidden

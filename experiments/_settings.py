@@ -1,5 +1,6 @@
 """Settings of the experiments: the command line, how the lab's models write whole answers, seeds, command and
-commit."""
+commit.
+"""
 
 import argparse
 import subprocess
@@ -43,7 +44,8 @@ def commit() -> str | None:
 
 def made_by() -> dict[str, str | None]:
     """Return command and commit, for the head of a document; items that an earlier run left were made by that run's
-    commit."""
+    commit.
+    """
     return {"command": command(), "commit": commit()}
 
 

@@ -119,7 +119,8 @@ class Table:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every arm's mean with its interval over sums, each seed's mean, and the paired difference to the arm
-        without a sink."""
+        without a sink.
+        """
         found = []
         for name in self.values:
             without = partner(name)

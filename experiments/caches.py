@@ -170,7 +170,8 @@ def keys_table(documents: dict[str, dict[str, Any]]) -> list[str]:
 
 def pairs(document: dict[str, Any], one: str) -> list[str]:
     """Return a line for each budget and other way to choose keys: the accuracy of ``one`` minus its, in points, Holm
-    over all of them."""
+    over all of them.
+    """
     chosen = {
         (row["budget"], row["policy"].partition("keep=")[2].partition(",")[0]): row
         for row in document["rows"]

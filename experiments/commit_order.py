@@ -177,7 +177,8 @@ class Reliance:
 
 class _Lost(Watcher):
     """The share of attention that each query loses in the running step, mean over layers and heads; None where nothing
-    is hidden."""
+    is hidden.
+    """
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None

@@ -189,7 +189,8 @@ def arms(document: dict[str, Any], which: str = "") -> str:
 
 def by_role(document: dict[str, Any]) -> str:
     """Return the accuracy of whole answers with the top keys of some heads hidden, beside keys of equal attention in
-    the same heads."""
+    the same heads.
+    """
     rows = []
     for arm, one in document["arms"].items():
         lost, over = one.get("points_lost"), one.get("points_more_than_top")

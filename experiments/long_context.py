@@ -43,7 +43,8 @@ BATCH = {"lab-diffusion": 1, "lab-autoregressive": 32}  # a diffusion model's wh
 @dataclass(frozen=True)
 class DropOldest(Intervention):
     """The oldest tokens dropped, for prompts side by side: of each its own number of oldest tokens, but for the first
-    ``keep``."""
+    ``keep``.
+    """
 
     observing = False
 

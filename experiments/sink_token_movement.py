@@ -57,7 +57,8 @@ def moves(trace: Any) -> dict[str, float]:
 
 class Shares(Watcher):
     """Shares of all attention: of the sink token, of sinks of the text by Eq. 3 with ε = 3, of the largest column of
-    each head."""
+    each head.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
@@ -76,7 +77,8 @@ class Shares(Watcher):
 
 def shares(model: Any, trace: Any, of_others: list[torch.Tensor] | None) -> tuple[dict[str, float], list[torch.Tensor]]:
     """Return means over every fourth canvas of a trace, and every layer's mean column; ``of_others`` are those without
-    a sink."""
+    a sink.
+    """
     rows, columns = [], []
     for step in range(0, trace.steps, EVERY):
         tokens = torch.from_numpy(trace.tokens[step].astype(np.int64))[None]

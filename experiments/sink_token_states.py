@@ -38,7 +38,8 @@ from sinkscope.sinks import is_sink
 
 def canvases(arm: Arm, model: Any, count: int) -> list[torch.Tensor]:
     """Return canvases of question and worked answer, every second token of the answer masked, of one length so that
-    sums compare."""
+    sums compare.
+    """
     made = []
     for problem in sums(arm, count):
         question = model.encode(question_text(problem))
@@ -93,7 +94,8 @@ def states(model: Any, tokens: torch.Tensor) -> np.ndarray:
 
 def mixing(model: Any, tokens: torch.Tensor) -> dict[str, float]:
     """Compute the measures of mixing of the states that leave the last layer, per token where the number of tokens
-    bounds them."""
+    bounds them.
+    """
     before = states(model, tokens)
     other = tokens.clone()
     other[0, 1] = tokens[0, 2]
@@ -136,7 +138,8 @@ def measure_mixing(arguments: argparse.Namespace) -> None:
 
 def rows_of_tokens(stack: Any) -> list[torch.Tensor]:
     """Return states [sink, width] of the sink tokens, as they enter each layer and leave the last; each is a sequence
-    of its own."""
+    of its own.
+    """
     hidden = stack.sink_token.embedding[:, None]
     rotations = stack.rotary_emb(hidden, position_ids=torch.zeros(1, 1, dtype=torch.long))
     found = [hidden[:, 0]]

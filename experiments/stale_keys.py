@@ -78,7 +78,8 @@ def _predictions(
     model: Any, batch: Any, layout: Any, settings: Any, canvases: list[Any], steps: list[Any]
 ) -> list[Any]:
     """Return the log-probabilities at the masks of each canvas, float64 [mask, vocabulary], as a reader of these
-    settings computes them."""
+    settings computes them.
+    """
     found = []
     with reading(model, batch, layout, WorkMeter(model.network, len(canvases[0])), settings) as reader:
         reader.begin_block(canvases[0].shape[1] - LENGTH, canvases[0].shape[1])
@@ -149,7 +150,8 @@ def trained(folder: Path, data: Path) -> dict[str, dict[str, dict[int, list[floa
 
 def ratios(found: dict[str, dict[str, dict[int, list[float]]]]) -> list[dict[str, Any]]:
     """Return, for each arm with a token and each interval, its divergence over that of the arm without: by seed, and
-    over the seeds."""
+    over the seeds.
+    """
     rows = []
     for arm in [one for one in WITH if one in found]:
         for every in OF_ARMS:
@@ -168,7 +170,8 @@ def ratios(found: dict[str, dict[str, dict[int, list[float]]]]) -> list[dict[str
 
 def over_seeds(found: list[float]) -> dict[str, Any]:
     """Return the geometric mean of the seeds' ratios, its 95 % interval by Student's t, and the verdict on the
-    claim."""
+    claim.
+    """
     logs = np.log(found)
     half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
     low, high = np.exp([logs.mean() - half, logs.mean() + half]).tolist()

@@ -96,7 +96,8 @@ def recipe_of(arm: str, seed: int, updates: int, compiled: bool) -> Recipe:
 
 def train_plain(recipe: Recipe, folder: Path, corpus: Corpus) -> None:
     """Train the recipe's network with transformers' Trainer, and write its weights as the snapshot of its last
-    update."""
+    update.
+    """
     from safetensors.torch import save_file
     from transformers import Trainer, TrainingArguments
 
@@ -176,7 +177,8 @@ class OnSinkToken(Watcher):
 @torch.no_grad()
 def sink_share(model: Any, canvases: Sequence[HeldOut]) -> float:
     """Return the share of the judged queries' attention on the network's own sink token, mean over layers, heads and
-    windows."""
+    windows.
+    """
     if model.card.sink_token is None:
         return 0.0
     with subscribed(model.network, watcher := OnSinkToken()):
@@ -187,7 +189,8 @@ def sink_share(model: Any, canvases: Sequence[HeldOut]) -> float:
 
 def movement(model: Any, rows: Sequence[np.ndarray]) -> dict[str, Any]:
     """Return how the main sinks of a diffusion model move while it writes 64 tokens behind 128 of a held-out window,
-    one a step."""
+    one a step.
+    """
     tests = []
     with tempfile.TemporaryDirectory() as folder:
         for number, row in enumerate(rows[:GENERATIONS]):

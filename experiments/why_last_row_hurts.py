@@ -76,7 +76,8 @@ def choices(
     reader: Reader, start: int, classes: torch.Tensor, number: int
 ) -> dict[str, tuple[dict[int, torch.Tensor], bool]]:
     """Return arms by name: keys [head, query, key] by layer, queries from ``start`` on, and whether weights become 0
-    after the softmax."""
+    after the softmax.
+    """
     arms: dict[str, dict[int, torch.Tensor]] = {}
     for layer, whole in reader.weights.items():
         size = whole.shape[-1]

@@ -1,9 +1,10 @@
 """Record the samplers of dllm and dInfer, which have no callbacks."""
 
-import sinkscope
 import torch
 from dinfer import BlockIteratorFactory, BlockWiseDiffusionLLM, ThresholdParallelDecoder
 from dllm.core.samplers import MDLMSampler
+
+import sinkscope
 
 model, prompt = sinkscope.load("GSAI-ML/LLaDA-8B-Instruct"), "What is the capital of France?"
 sampler = MDLMSampler(model.network, model.tokenizer)  # dllm
@@ -11,7 +12,9 @@ with sinkscope.recording(model, out="dllm.trace"), sinkscope.following(model, sa
     steps.committed(sampler.sample([model.encode(prompt)], max_new_tokens=64, steps=64, block_size=16))
 
 
-class Told(ThresholdParallelDecoder):  # dInfer, whose loop keeps its canvas to itself
+class Told(ThresholdParallelDecoder):
+    """Says what dInfer wrote, whose loop keeps its canvas to itself."""
+
     def decode(self, logits, start, end, x, *threshold):
         super().decode(logits, start, end, x, *threshold)
         steps.committed(x.data)

@@ -1,4 +1,4 @@
-"""What another tool sees in a forward call, by diffusion step: norms of the residual stream, beside what each step wrote."""
+"""Norms of the residual stream by diffusion step, as another tool sees them, beside what each step wrote."""
 
 import torch
 
@@ -9,12 +9,12 @@ seen, rows = {}, []
 
 
 def see(module, arguments, output):
-    """What a hook of TransformerLens or a saved value of nnsight would give: the output of one layer, of the newest call."""
+    """Keeps the output of one layer in the newest call, as a hook of TransformerLens or nnsight would."""
     seen["residual"] = output[0] if isinstance(output, tuple) else output
 
 
 def on_step(step):
-    """Called when a step has committed: what the hook saw belongs to this step, because one call of the network is one step."""
+    """Keep what the hook saw: one call of the network is one step, and it has committed."""
     written = (step.written[0] >= 0).nonzero().flatten()
     norms = seen["residual"][0].norm(dim=-1)
     tokens = " ".join(model.tokenizer.convert_ids_to_tokens(step.written[0][written].tolist()))

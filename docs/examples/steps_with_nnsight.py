@@ -1,4 +1,4 @@
-"""nnsight at diffusion steps: in which layer each token that is written becomes the network's first choice, and stays it."""
+"""nnsight at diffusion steps: the layer from which each written token is the network's first choice."""
 
 import torch
 from nnsight import NNsight

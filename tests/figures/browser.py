@@ -28,7 +28,8 @@ class Browser:
             os.dup2(read, 3)
             os.dup2(write, 4)
 
-        flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --disable-extensions --remote-debugging-pipe".split()
+        flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --disable-extensions".split()
+        flags.append("--remote-debugging-pipe")
         self.process = subprocess.Popen(
             [find_browser(), *flags, f"--user-data-dir={self.profile}", "about:blank"],
             preexec_fn=hand_over,

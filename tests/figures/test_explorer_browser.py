@@ -35,9 +35,11 @@ HOSTILE = ["<|mask|>", "\n", *MARKUP, "\u202eabc\u202c", "a\x00\x1b[31m", "漢"]
 
 INK_AND_GROUND = """(() => {
   const parts = (text) => text.match(/[\\d.]+/g).map(Number);
-  const ground = (one, found = parts(getComputedStyle(one).backgroundColor)) => found[3] === 0 ? ground(one.parentElement) : found;
+  const ground = (one, found = parts(getComputedStyle(one).backgroundColor)) =>
+    found[3] === 0 ? ground(one.parentElement) : found;
   const told = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-  const seen = [...document.querySelectorAll("body :not(option)")].filter((one) => one.getClientRects().length && told(one));
+  const seen = [...document.querySelectorAll("body :not(option)")].filter(
+    (one) => one.getClientRects().length && told(one));
   return seen.map((one) => [parts(getComputedStyle(one).color), ground(one)]);
 })()"""
 
@@ -93,7 +95,8 @@ def dots(page, selector):
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_is_drawn_without_a_complaint_or_a_request(browser, address, width, dark):
     page = browser.open(address + f"#step=6&layer={MOVING[0]}&head={MOVING[1]}&second=2", width, 900, dark)
-    views = ".model-view .heads|.heat-view .heat|.heads-view .heads|#track-view|#token-view|#norm-view|#order-view|#difference"
+    views = ".model-view .heads|.heat-view .heat|.heads-view .heads|#track-view|#token-view|#norm-view|#order-view"
+    views += "|#difference"
     for view in views.split("|"):
         assert dots(page, view) > 500, view
     assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")

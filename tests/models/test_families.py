@@ -192,7 +192,8 @@ def test_a_base_model_has_no_conversation(tmp_path):
     save_llada_tokenizer(save_tiny("llada", tmp_path), added)
     with pytest.raises(
         ModelError,
-        match=r"no chat template; pass .* it lacks <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>: this is a base",
+        match=r"no chat template; pass .* it lacks <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>: "
+        "this is a base",
     ):
         sinkscope.load(str(tmp_path)).chat(CHAT)
 

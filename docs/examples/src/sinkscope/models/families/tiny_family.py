@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from sinkscope.models.family import Family
-from sinkscope.models.family import STOCK
+from sinkscope.models.family import STOCK, Family
 
 LLAMA = STOCK["llama"]
 
