@@ -58,8 +58,9 @@ test-all: install
 wheel: install
 	$(BIN)/python tests/wheel_trial.py --constraints constraints.txt $(ARGS)
 
-# The documentation site in build/site; every warning is an error. Its extra is installed when it is first built.
+# The documentation site in build/site; every warning is an error. Its extra is installed when it is first built. The gallery shows the demo.
 docs: install
+	test -e demo-output/report.html || $(BIN)/sinkscope demo --out demo-output --overwrite
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -c docs/site -b html . build/site
 

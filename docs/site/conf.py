@@ -60,7 +60,7 @@ html_theme = "furo"
 html_title = f"sinkscope {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_extra_path = ["extra"]
+html_extra_path = ["extra", *(str(ROOT / "demo-output" / name) for name in ("explorer.html", "report.html"))]
 html_show_sphinx = False
 
 CONTENTS = {
