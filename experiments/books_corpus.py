@@ -23,7 +23,7 @@ from _settings import Arguments, run_script
 
 from sinkscope.errors import CallError
 from sinkscope.lab.texts import LongText, make_corpus
-from sinkscope.runs.files import parse_json, read_json_lines
+from sinkscope.runs.files import numbered, parse_json, read_text
 
 COMMIT = "9448827"
 REPOSITORY = "github.com/mlschmitt/classic-books-markdown"
@@ -79,7 +79,7 @@ def compare(corpus: Path) -> str:
 
 def read_excerpt(path: Path) -> Iterator[LongText]:
     """Return the pages of the excerpt; every eighth is held out."""
-    for number, line in read_json_lines(path, CallError):
+    for number, line in numbered(read_text(path, CallError)):
         page = parse_json(line, f"{path}, line {number}", CallError)
         if not (isinstance(page, dict) and all(isinstance(page.get(name), str) for name in ("title", "prompt"))):
             raise CallError(

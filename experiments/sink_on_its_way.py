@@ -22,10 +22,9 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from sinkscope.evaluation.text_likelihood import read_texts
-from sinkscope.lab.adaptation import hidden, seen_keys
 from sinkscope.lab.recipes import Adaptation
 from sinkscope.lab.run_folder import TrainingRun, network_at, open_run
-from sinkscope.lab.starting_network import choose_tokenizer
+from sinkscope.lab.starting_network import choose_tokenizer, hidden, seen_keys
 
 LENGTH, CONTEXT = 128, 32
 """Tokens of a window; queries of the causal model that are not judged, and lose no keys."""

@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
-from sinkscope.lab.nulls import NULL, draw_nulls
+from sinkscope.lab.canvases import NULL, draw_nulls
 from sinkscope.lab.prompts import answer_settings, problem_prompts, task_of
 from sinkscope.lab.recipes import RECIPES
 from sinkscope.lab.training import train_checkpoint

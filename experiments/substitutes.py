@@ -33,8 +33,7 @@ from tqdm import tqdm
 
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
-from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix, draw_canvases
-from sinkscope.lab.nulls import EVERY, NULL, TRIGGER, draw_nulls
+from sinkscope.lab.canvases import EVERY, NULL, PROMPT, TRIGGER, Canvases, CanvasMix, draw_canvases, draw_nulls
 from sinkscope.lab.prompts import task_of
 from sinkscope.lab.recipes import RECIPES
 from sinkscope.lab.texts import draw_windows, open_corpus

@@ -19,8 +19,7 @@ from sinkscope.emergence.history import Emergence, Moment
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.figures.run_figures import draw_emergence
 from sinkscope.interventions import HideTopSinks
-from sinkscope.lab.canvases import CanvasMix
-from sinkscope.lab.nulls import draw_nulls
+from sinkscope.lab.canvases import CanvasMix, draw_nulls
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.run_folder import held_out_rows, network_at, open_run
 from sinkscope.lab.starting_network import build_network

@@ -15,8 +15,7 @@ from sinkscope.evaluation import cost as costs
 from sinkscope.evaluation import evaluate, task_plans
 from sinkscope.evaluation.choices import Task
 from sinkscope.evaluation.cost import CHOICE_TOKENS, GIB, PROBLEMS, card_of, estimate
-from sinkscope.evaluation.papers import CHECKPOINTS, LAB, PUBLISHED, SHAPES, paper1, paper2
-from sinkscope.evaluation.protocols import Protocol
+from sinkscope.evaluation.protocols import CHECKPOINTS, LAB, PUBLISHED, SHAPES, Protocol, paper1, paper2
 from sinkscope.evaluation.task_plans import Request, family_and_shape, make_plans, resolve_task
 from sinkscope.evaluation.tasks import TASKS, find_task
 

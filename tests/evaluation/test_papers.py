@@ -13,8 +13,18 @@ from sinkscope.commands import reproduce
 from sinkscope.commands.reproduce import Reproduce, sink_tokens
 from sinkscope.errors import CallError
 from sinkscope.evaluation.cost import CHOICE_TOKENS, PROBLEMS, estimate
-from sinkscope.evaluation.papers import ACCURACY, CHECKPOINTS, LAB, TASKS, paper1, paper2, published_accuracy, rules_for
-from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol
+from sinkscope.evaluation.protocols import (
+    ACCURACY,
+    CHECKPOINTS,
+    LAB,
+    PROTOCOLS,
+    TASKS,
+    find_protocol,
+    paper1,
+    paper2,
+    published_accuracy,
+    rules_for,
+)
 from sinkscope.models.converting import convert
 from sinkscope.models.folding import fold
 

@@ -11,9 +11,9 @@ import pytest
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import Result, read_results
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.evaluation.results import ResultItems, claim, locked, state_of, summarise, write_results
+from sinkscope.evaluation.results import claim, items_of, locked, state_of, summarise, write_results
 from sinkscope.evaluation.tables import compare
-from sinkscope.runs.share import Share
+from sinkscope.runs.folder import Share
 
 RESULT = Result(
     model="m",
@@ -128,7 +128,7 @@ def claimed(folder, **changes):
 
 @pytest.fixture
 def items(tmp_path):
-    return ResultItems(tmp_path, "lab-arith", "none", "hash")
+    return items_of(tmp_path, "lab-arith", "none", "hash")
 
 
 def test_an_item_comes_back_as_it_went_in(items, tmp_path):
@@ -152,7 +152,7 @@ def test_an_item_in_another_items_place_or_of_another_run_does_not_count(items, 
     os.rename(items.folder / "000003.json", items.folder / "000004.json")
     assert items.read(4) is None
     items.commit(5, {"correct": True})
-    assert ResultItems(tmp_path, "lab-arith", "none", "other").read(5) is None
+    assert items_of(tmp_path, "lab-arith", "none", "other").read(5) is None
 
 
 def test_the_same_run_goes_on(tmp_path):

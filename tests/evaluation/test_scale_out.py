@@ -16,7 +16,7 @@ import sinkscope
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation import evaluate, read_results, running
 from sinkscope.evaluation.running import run_in_jobs, run_share
-from sinkscope.runs.share import Share
+from sinkscope.runs.folder import Share
 
 ARGUMENTS = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "settings": {"length": 8}, "hide": ["top:1"]}
 """Under a rule, so that items hold sums that kernels computed."""
@@ -159,7 +159,7 @@ def test_a_job_that_fails_is_named_with_its_own_reason(diffusion_folder, tmp_pat
     folder = shutil.copytree(diffusion_folder, tmp_path / "no-weights", ignore=shutil.ignore_patterns("*.safetensors*"))
     reason = rf"1 of 1 jobs failed \(job .*: {folder}: expected weights .*; logs in .*\); run the same command again"
     with pytest.raises(EvaluationError, match=reason):
-        run_in_jobs(str(folder), "cpu", None, arguments, 1, "local")
+        run_in_jobs(str(folder), "cpu", None, arguments, 1, "local", "")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_is_refused_before_a_job_waits(more, options, message, tmp_path):
 def test_jobs_without_submitit(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(CallError, match=r"not installed: pip install 'sinkscope\[slurm\]'"):
-        run_in_jobs("m", "cpu", None, {**ARGUMENTS, "out": tmp_path / "r"}, 1)
+        run_in_jobs("m", "cpu", None, {**ARGUMENTS, "out": tmp_path / "r"}, 1, "slurm", "")
 
 
 def test_a_process_of_torchrun_takes_its_own_device(monkeypatch):

@@ -1,10 +1,10 @@
 import pytest
 
 from sinkscope.evaluation.tasks import TASKS, score_number, score_program
-from sinkscope.lab.problems import held_out_code_tasks, held_out_problems
+from sinkscope.lab.problems import held_out
 
-PROBLEM = next(problem for problem in held_out_problems() if problem.result == "7")
-CODE = next(task for task in held_out_code_tasks() if task.template == "add")
+PROBLEM = next(problem for problem in held_out("lab-arith") if problem.result == "7")
+CODE = next(task for task in held_out("lab-code") if task.template == "add")
 
 
 def test_numbers():

@@ -7,7 +7,7 @@ import torch
 from closeness import assert_close
 
 import sinkscope
-from sinkscope.lab.nulls import NullTask, draw_nulls
+from sinkscope.lab.canvases import NullTask, draw_nulls
 
 
 @pytest.fixture(scope="module")

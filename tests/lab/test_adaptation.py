@@ -7,8 +7,8 @@ import torch
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.lab.adaptation import held_out_losses, save_adapter, seen_keys, start
 from sinkscope.lab.recipes import RECIPES, Adaptation
+from sinkscope.lab.starting_network import held_out_losses, save_adapter, seen_keys, start
 from sinkscope.lab.training import train, train_checkpoint
 
 MIX = replace(RECIPES["adapted"].canvases, tokens=128, lengths=(64,), templates=("buy",))

@@ -10,14 +10,7 @@ import torch.nn.functional as F
 from closeness import assert_close
 
 import sinkscope
-from sinkscope.lab.canvases import PROMPT
-from sinkscope.lab.nulls import (
-    LETTERS,
-    NULL,
-    NullTask,
-    draw_nulls,
-    draw_prompt,
-)
+from sinkscope.lab.canvases import LETTERS, NULL, PROMPT, NullTask, draw_nulls, draw_prompt
 from sinkscope.lab.prompts import problem_prompt, problem_prompts
 from sinkscope.lab.recipes import RECIPES
 from sinkscope.lab.training import next_token_loss

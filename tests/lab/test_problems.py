@@ -7,15 +7,12 @@ from itertools import islice
 import pytest
 
 from sinkscope.lab import problems
-from sinkscope.lab.canvases import CanvasMix, draw_canvases
-from sinkscope.lab.nulls import NullTask, draw_nulls
+from sinkscope.lab.canvases import CanvasMix, NullTask, draw_canvases, draw_nulls
 from sinkscope.lab.problems import (
-    held_out_code_tasks,
-    held_out_problems,
+    held_out,
     make_code_task,
     make_problem,
     read_result,
-    training_code_tasks,
     training_problems,
 )
 from sinkscope.lab.recipes import SHORT
@@ -33,25 +30,21 @@ def drawn():
 
 
 @pytest.mark.parametrize(
-    ("held_out", "count", "sha256"),
-    [(held_out_problems, 1319, PROBLEMS_SHA256), (held_out_code_tasks, 164, TASKS_SHA256)],
+    ("task", "count", "sha256"), [("lab-arith", 1319, PROBLEMS_SHA256), ("lab-code", 164, TASKS_SHA256)]
 )
-def test_the_held_out_sets_are_fixed(held_out, count, sha256):
-    assert len({problem.question for problem in held_out()}) == len(held_out()) == count
-    texts = "\n\n".join(f"{one.question}\n{one.worked}\n{one.result}" for one in held_out())
+def test_the_held_out_sets_are_fixed(task, count, sha256):
+    assert len({problem.question for problem in held_out(task)}) == len(held_out(task)) == count
+    texts = "\n\n".join(f"{one.question}\n{one.worked}\n{one.result}" for one in held_out(task))
     assert hashlib.sha256(texts.encode()).hexdigest() == sha256
 
 
-@pytest.mark.parametrize(
-    ("held_out", "stream", "count"),
-    [(held_out_problems, training_problems, 5000), (held_out_code_tasks, training_code_tasks, 1000)],
-)
-def test_no_held_out_question_is_trained_on(held_out, stream, count, monkeypatch):
-    questions = [problem.question for problem in islice(stream(random.Random(0)), count)]
-    assert {problem.question for problem in held_out()}.isdisjoint(questions)
-    monkeypatch.setattr(problems, "questions_of", lambda held_out: frozenset(questions[10:11]))
-    fresh = [problem.question for problem in islice(stream(random.Random(0)), count)]
-    assert questions[10] not in fresh and not {problem.question for problem in held_out()}.isdisjoint(fresh)
+@pytest.mark.parametrize(("task", "count"), [("lab-arith", 5000), ("lab-code", 1000)])
+def test_no_held_out_question_is_trained_on(task, count, monkeypatch):
+    questions = [problem.question for problem in islice(training_problems(random.Random(0), task), count)]
+    assert {problem.question for problem in held_out(task)}.isdisjoint(questions)
+    monkeypatch.setattr(problems, "questions_of", lambda task: frozenset(questions[10:11]))
+    fresh = [problem.question for problem in islice(training_problems(random.Random(0), task), count)]
+    assert questions[10] not in fresh and not {problem.question for problem in held_out(task)}.isdisjoint(fresh)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +63,7 @@ def tokenizer():
 def test_a_text_comes_back_letter_by_letter_without_unknown_words(tokenizer, drawn):
     rng = random.Random(123)
     tasks = [make_code_task(rng) for _ in range(200)]
-    for text in [*map(render, (*drawn[:200], *tasks, *held_out_code_tasks())), "Tom   Anna     7"]:
+    for text in [*map(render, (*drawn[:200], *tasks, *held_out("lab-code"))), "Tom   Anna     7"]:
         ids = tokenizer(text).input_ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == text and tokenizer.unk_token_id not in ids
     assert tokenizer("é", add_special_tokens=False).input_ids == [tokenizer.unk_token_id]

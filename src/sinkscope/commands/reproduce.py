@@ -1,4 +1,4 @@
-"""`reproduce`: makes the tables and figures of a paper in one command, from `evaluation.papers`.
+"""`reproduce`: makes the tables and figures of a paper in one command, from `evaluation.protocols`.
 
 table1.md, .tex, .csv, .json     paper 1: accuracy with sinks hidden, intervals, tests, controls, published numbers
 table2.md, .json, figures/       paper 1: the tokens that are sinks most often; from the recorded generations
@@ -80,7 +80,7 @@ class Reproduce(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.evaluation.papers import LAB, PUBLISHED, paper1, paper2
+        from sinkscope.evaluation.protocols import LAB, PUBLISHED, paper1, paper2
 
         if self.paper == "paper2":
             self.refuse("ks seeds controls traces", "for paper2")
@@ -98,14 +98,13 @@ class Reproduce(Command):
     def work(self, parts: Sequence[Any]) -> list[Path]:
         """Run the unfinished parts, model by model; return the files written, by the first process of torchrun."""
         from sinkscope.evaluation import evaluate
-        from sinkscope.evaluation.papers import beside_paper2, check_folder
+        from sinkscope.evaluation.protocols import beside_paper2, check_folder
         from sinkscope.evaluation.tables import write_table
         from sinkscope.evaluation.task_plans import data_of
         from sinkscope.evaluation.tasks import find_task, read_data_flags
         from sinkscope.models import load
         from sinkscope.models.devices import own_device
-        from sinkscope.runs.folder import claimed_folder
-        from sinkscope.runs.share import share_of_process
+        from sinkscope.runs.folder import claimed_folder, share_of_process
 
         first, data = share_of_process().index == 0, read_data_flags(self.data)
         results, traces = dict[str, list[Any]](), dict[str, list[Any]]()

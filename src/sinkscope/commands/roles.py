@@ -24,7 +24,7 @@ from sinkscope.commands.command import (
 from sinkscope.commands.output import WIDTH, cut, note, print_json, print_table, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
-from sinkscope.runs.share import expect_one_process
+from sinkscope.runs.folder import expect_one_process
 
 COLUMNS = {
     "head": "",

@@ -12,9 +12,8 @@ from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrit
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, TraceError
-from sinkscope.runs.files import parse_json, read_json_lines
-from sinkscope.runs.folder import claimed_folder
-from sinkscope.runs.share import expect_one_process, share_of_process
+from sinkscope.runs.files import numbered, parse_json, read_text
+from sinkscope.runs.folder import claimed_folder, expect_one_process, share_of_process
 
 Prompt = str | list[dict[str, str]]
 """A text, or the messages of a conversation."""
@@ -274,7 +273,7 @@ def read_prompts(path: Path) -> list[str]:
 
 def numbered_prompts(path: Path, kind: Any = str | list) -> Iterator[tuple[str, Prompt]]:
     """Yield the prompts of a file of JSON lines, plain or in gzip, each behind its line; raise CallError for others."""
-    for number, line in read_json_lines(path, CallError, "expected --prompts as JSON lines"):
+    for number, line in numbered(read_text(path, CallError, "expected --prompts as JSON lines")):
         where = f"--prompts {path}, line {number}: "
         row = parse_json(line, where.removesuffix(": "), CallError)
         found = row.get("messages", row.get("prompt")) if isinstance(row, dict) else None

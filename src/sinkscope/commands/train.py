@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from sinkscope.commands.command import Command, Device, Switch, default_is
 from sinkscope.commands.output import say
 from sinkscope.errors import CallError
-from sinkscope.runs.share import expect_one_process
+from sinkscope.runs.folder import expect_one_process
 
 CANVASES = 24
 """Held-out canvases on which sinks are measured."""

@@ -12,7 +12,7 @@ from sinkscope.commands.command import Command, Json, Switch, default_is, requir
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.train import CANVASES, held_out, read_data
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.runs.share import expect_one_process
+from sinkscope.runs.folder import expect_one_process
 
 
 @dataclass(frozen=True, kw_only=True)

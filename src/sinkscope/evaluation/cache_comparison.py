@@ -30,7 +30,7 @@ from sinkscope.evaluation.task_plans import Request, TaskPlan, family_and_shape,
 from sinkscope.models import Model, expect_model
 from sinkscope.runs.files import printable, with_checksum
 from sinkscope.runs.folder import COMPARISON as A_COMPARISON
-from sinkscope.runs.share import expect_one_process
+from sinkscope.runs.folder import expect_one_process
 
 COMPARISON = "caches.json"
 WORK = ("forwards", "rows", "projections", "attention", "mlp", "vocabulary", "total")
@@ -106,9 +106,8 @@ def compare_caches(
     plans, _ = make_plans(model, request)
     for plan in plans:
         if isinstance(plan.sampler, LikelihoodSettings) or plan.task.passes > 1:
-            raise CallError(
-                f"{plan.task.name}: expected a task that is written in one pass, such as lab-arith or gsm8k"
-            )
+            expected = "a task that is written in one pass, such as lab-arith or gsm8k"
+            raise CallError(f"{plan.task.name}: expected {expected}")
         shortest = make_batch(model, [min(plan.encoded, key=len)], [None], plan.sampler.length)
         for arm in arms:
             sampler, policy = settings_of_arm(model, plan, arm), parse_cache(arm.cache)
@@ -133,9 +132,8 @@ def compare_caches(
 
 def check_comparison(settings: Mapping[str, Any]) -> None:
     if beside := [name for name in ("cache", *PARALLEL) if name in settings]:
-        raise CallError(
-            f"{beside[0]}: a comparison has it in its policies; write --policies, such as none@threshold=0.9"
-        )
+        advice = "write --policies, such as none@threshold=0.9"
+        raise CallError(f"{beside[0]}: a comparison has it in its policies; {advice}")
 
 
 def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
@@ -190,28 +188,39 @@ def _write(model: Model, batch: Batch, missing: Sequence[int]) -> Iterator[tuple
 
 
 def comparison_of(found: Mapping[tuple[str, Arm], Items]) -> dict[str, Any]:
-    """Return rows and verdicts from the items of every task and arm, in order, plain sampling among them."""
-    rows = []
+    """Return rows and verdicts from the items of every task and arm, in order, plain sampling among them.
+
+    A verdict on sinks is of a task and budget that has both policies. P-values are adjusted together within a task, and
+    over the verdicts.
+    """
+    rows, sinks, families = [], [], []
     for task in dict.fromkeys(task for task, _ in found):
         mine = {arm: items for (name, arm), items in found.items() if name == task}
         plain = next(items for arm, items in mine.items() if arm.text == PLAIN)
         compared = [_row(task, arm, items, plain) for arm, items in mine.items()]
-        _adjust([row["difference"] for row in compared if row["difference"] is not None])
+        families.append([row["difference"] for row in compared if row["difference"] is not None])
         rows += compared
-    return {"rows": rows, "sinks": _verdicts(found)}
-
-
-def _adjust(tests: Sequence[dict[str, Any]]) -> None:
-    for one, adjusted in zip(tests, holm([one["p_value"] for one in tests]), strict=True):
-        one["p_holm"] = adjusted
+    for (task, arm), items in found.items():
+        other = replace(arm, cache=arm.cache.replace("keep=top", "keep=no-sinks"))
+        if arm.budget is not None and other != arm and (task, other) in found:
+            change = paired_difference(_right(items), _right(found[task, other]))
+            arms = {"task": task, "with": arm.text, "without": other.text, "budget": arm.budget}
+            sinks.append({**arms, **asdict(change), "verdict": on_sinks(change)})
+    for tests in (*families, sinks):
+        for one, adjusted in zip(tests, holm([one["p_value"] for one in tests]), strict=True):
+            one["p_holm"] = adjusted
+    return {"rows": rows, "sinks": sinks}
 
 
 def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
     right = _right(items)
     change = None if arm.text == PLAIN else paired_difference(right, _right(plain))
     pairs = [(item["tokens"], other["tokens"]) for item, other in zip(items, plain, strict=True)]
-    work, before = _work(items), _work(plain)
-    written, seconds = sum(len(one) for one, _ in pairs), _seconds(items)
+    totals = [{name: sum(item["work"][name] for item in each) for name in each[0]["work"]} for each in (items, plain)]
+    # on a CPU seconds of the processor, which other programs do not lengthen
+    clock = "processor_seconds" if plain[0].get("on_cpu", True) else "seconds"
+    seconds, of_plain = (sum(item[clock] for item in each) for each in (items, plain))
+    (work, before), written = totals, sum(len(one) for one, _ in pairs)
     difference = change and {**asdict(change), "verdict": change.verdict, "needed": change.needed}
     return {
         "task": task,
@@ -231,7 +240,7 @@ def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
         "work": {name: value / len(items) for name, value in work.items()},
         "work_ratio": before["total"] / work["total"],
         "rows_ratio": before["rows"] / work["rows"],
-        "speed_ratio": _seconds(plain) / seconds if seconds else None,
+        "speed_ratio": of_plain / seconds if seconds else None,
         "tokens_per_second": written / seconds if seconds else None,
         "peak_memory": max((item["peak_memory"] for item in items if item["peak_memory"] is not None), default=None),
         "outcomes": "".join(map(str, right)),
@@ -240,28 +249,6 @@ def _row(task: str, arm: Arm, items: Items, plain: Items) -> dict[str, Any]:
 
 def _right(items: Items) -> list[int]:
     return [int(item["correct"]) for item in items]
-
-
-def _work(items: Items) -> dict[str, int]:
-    return {name: sum(item["work"][name] for item in items) for name in items[0]["work"]}
-
-
-def _seconds(items: Items) -> float:
-    """Return the time of the answers: on a CPU seconds of the processor, which other programs do not lengthen."""
-    return sum(item["processor_seconds" if item.get("on_cpu", True) else "seconds"] for item in items)
-
-
-def _verdicts(found: Mapping[tuple[str, Arm], Items]) -> list[dict[str, Any]]:
-    """Return a verdict on sinks for each task and budget that has both policies, p-values adjusted together."""
-    verdicts = []
-    for (task, arm), items in found.items():
-        other = replace(arm, cache=arm.cache.replace("keep=top", "keep=no-sinks"))
-        if arm.budget is not None and other != arm and (task, other) in found:
-            change = paired_difference(_right(items), _right(found[task, other]))
-            arms = {"task": task, "with": arm.text, "without": other.text, "budget": arm.budget}
-            verdicts.append({**arms, **asdict(change), "verdict": on_sinks(change)})
-    _adjust(verdicts)
-    return verdicts
 
 
 def on_sinks(change: Difference) -> str:

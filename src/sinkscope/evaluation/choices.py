@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from sinkscope.decoding import Likelihood, generate, log_likelihood
 from sinkscope.decoding.likelihood import check_likelihood
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.models import Family, Model
-from sinkscope.runs.files import parse_json, read_json_lines
+from sinkscope.runs.files import numbered, parse_json, read_text
 
 Message = dict[str, str]
 Row = Mapping[str, Any]
@@ -80,14 +80,22 @@ class Source:
         return self.hub[0] if self.path is None else f"--data {self.key}={self.path}"
 
     def rows(self, split: str) -> tuple[Row, ...]:
-        rows = tuple(self._from_hub(split) if self.path is None else self._from_file(self.path, split))
+        if self.path is not None:
+            rows: Sequence[Any] = self._from_file(self.path, split)
+        else:
+            try:
+                from datasets import load_dataset
+
+                rows = list(load_dataset(*self.hub, split=split))
+            except Exception as error:  # whatever the hub, the network or its cache raise
+                local = f"go online, or pass a local file: --data {self.key}=FILE"
+                raise EvaluationError(f"{self.hub[0]} could not be had from the hub ({error}); {local}") from error
         if not rows or not all(name in row for row in rows for name in self.fields):
-            raise CallError(
-                f"{self.where}: expected rows with {', '.join(self.fields)}; is this the file of {self.key}?"
-            )
+            expected = f"rows with {', '.join(self.fields)}"
+            raise CallError(f"{self.where}: expected {expected}; is this the file of {self.key}?")
         return tuple({name: row[name] for name in self.fields} for row in rows)
 
-    def _from_file(self, path: Path, split: str) -> Iterable[Any]:
+    def _from_file(self, path: Path, split: str) -> list[Any]:
         folder, given = path if path.is_dir() else path.parent, path.is_file() and split == self.asked
         names = [f"{split}.jsonl", f"{self.key}.jsonl"][: 1 + (split == self.asked)]
         beside = (folder / f"{name}{end}" for name in names for end in ("", ".gz"))
@@ -95,17 +103,8 @@ class Source:
         if file is None or not path.exists():
             why = "; --shots 0 does without" if split != self.asked else ""
             raise CallError(f"{self.where}: expected a file, or {' or '.join(names)} in {folder}, found none{why}")
-        lines = read_json_lines(file, CallError, f"expected the JSON lines of {self.key}")
-        return (parse_json(line, f"{self.where}, line {number}", CallError) for number, line in lines)
-
-    def _from_hub(self, split: str) -> Iterable[Any]:
-        try:
-            from datasets import load_dataset
-
-            return list(load_dataset(*self.hub, split=split))
-        except Exception as error:  # whatever the hub, the network or its cache raise
-            local = f"go online, or pass a local file: --data {self.key}=FILE"
-            raise EvaluationError(f"{self.hub[0]} could not be had from the hub ({error}); {local}") from error
+        lines = numbered(read_text(file, CallError, f"expected the JSON lines of {self.key}"))
+        return [parse_json(line, f"{self.where}, line {number}", CallError) for number, line in lines]
 
 
 def hash_rows(*splits: Sequence[Row]) -> str:
@@ -156,11 +155,6 @@ class Benchmark(NamedTuple):
     normed: bool = True
 
 
-def _numbered(value: str | int, first: int, count: int) -> int:
-    """Return the choice that a label names, from 0; labels are whole numbers from ``first`` on, or the same as text."""
-    return range(first, first + count).index(int(value))
-
-
 def _arc(row: Row) -> Question:
     texts, labels = row["choices"]["text"], row["choices"]["label"]
     return Question(f"Question: {row['question']}\nAnswer:", tuple(texts), labels.index(row["answerKey"]))
@@ -172,11 +166,11 @@ def _hellaswag(row: Row) -> Question:
 
     context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
     endings = tuple(map(clean, row["endings"]))
-    return Question(context, endings, _numbered(row["label"], 0, len(endings)))
+    return Question(context, endings, range(len(endings)).index(int(row["label"])))
 
 
 def _piqa(row: Row) -> Question:
-    return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), _numbered(row["label"], 0, 2))
+    return Question(f"Question: {row['goal']}\nAnswer:", (row["sol1"], row["sol2"]), range(2).index(int(row["label"])))
 
 
 def _race(row: Row) -> Question:
@@ -193,7 +187,7 @@ def _race(row: Row) -> Question:
 
 def _social_iqa(row: Row) -> Question:
     choices = tuple(row[f"answer{letter}"] for letter in "ABC")
-    return Question(f"Q: {row['context']} {row['question']}\nA:", choices, _numbered(row["label"], 1, 3))
+    return Question(f"Q: {row['context']} {row['question']}\nA:", choices, range(1, 4).index(int(row["label"])))
 
 
 def _lambada(row: Row) -> Question:
@@ -220,7 +214,6 @@ def likelihood_task(name: str, data: Path | None) -> Task:
     benchmark = BENCHMARKS[name]
     source = Source(name, data, benchmark.hub, tuple(benchmark.fields.split()), benchmark.split)
     rows = functools.cache(lambda: source.rows(benchmark.split))
-
     questions = functools.cache(lambda: tuple(map(benchmark.read, rows())))
 
     def prompt(question: Question, index: int, shots: int) -> str:
@@ -229,38 +222,30 @@ def likelihood_task(name: str, data: Path | None) -> Task:
 
     def score(question: Question, asked: Asked) -> Score:
         best, measures = judge(question, asked, benchmark.normed)
-        right = question.choices[question.gold]
         read = question.choices[best] if len(question.choices) > 1 or measures["acc"] else None
-        return Score(measures["acc"], read, f"{read!r}, expected {right!r}", measures=measures)
+        return Score(measures["acc"], read, f"{read!r}, expected {gold(question)!r}", measures=measures)
 
-    return Task(
-        name,
-        0,
-        False,
-        questions,
-        prompt,
-        lambda question: question.choices[question.gold],
-        score,
-        fingerprint=lambda shots: hash_rows(rows()),
-        asks_likelihoods=True,
-    )
+    def gold(question: Question) -> str:
+        return question.choices[question.gold]
+
+    about: dict[str, Any] = {"fingerprint": lambda shots: hash_rows(rows()), "asks_likelihoods": True}
+    return Task(name, 0, False, questions, prompt, gold, score, **about)
 
 
 def ask(model: Model, question: Question, settings: LikelihoodSettings, number: int, batch: int) -> Asked:
     """Compute the likelihoods of all choices of question ``number``, and whether the model writes an only one."""
     given = {**asdict(settings), "seed": settings.seed + number, "batch": batch}
-    found = tuple(log_likelihood(model, question.context, f" {choice}", **given) for choice in question.choices)
-    return Asked(found, _writes(model, question, settings.guidance) if len(question.choices) == 1 else None)
-
-
-def _writes(model: Model, question: Question, guidance: float) -> bool:
-    choice = f" {question.choices[0]}"
+    choices, context, guidance = [f" {choice}" for choice in question.choices], question.context, settings.guidance
+    found = tuple(log_likelihood(model, context, choice, **given) for choice in choices)
+    if len(choices) > 1:
+        return Asked(found, None)
     if model.family.sampler != "llada":
-        return bool(log_likelihood(model, question.context, choice, method="chain_rule", guidance=guidance).greedy)
-    prefix, whole = model.encode(question.context), model.encode(question.context + choice)
+        greedy = log_likelihood(model, context, choices[0], method="chain_rule", guidance=guidance).greedy
+        return Asked(found, bool(greedy))
+    prefix, whole = model.encode(context), model.encode(context + choices[0])
     length = len(whole) - len(prefix)
     answer = generate(model, prefix, length=length, steps=length, block=length, guidance=guidance).tokens
-    return answer.tolist() == whole
+    return Asked(found, answer.tolist() == whole)
 
 
 def judge(question: Question, asked: Asked, normed: bool) -> tuple[int, dict[str, bool]]:

@@ -99,25 +99,6 @@ def card_of(gpu: Gpu | None = None, tflops: float | None = None) -> Card:
     return card if tflops is None else replace(card, tflops=tflops)
 
 
-def assumptions(card: Card = CARD) -> list[str]:
-    """Return what an estimate for a card assumes, a sentence each."""
-    return [
-        f"{card.name}: {card.tflops:.4g} TFLOP/s reached in bf16 ({REACHED:.0%} of the peak, an A100's without --gpu), "
-        f"weights read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
-        "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width of the heads, and the "
-        "vocabulary where a token can be committed.",
-        "A diffusion model makes one call a step on the whole canvas, with guidance on two; an autoregressive one reads "
-        "the prompt once; block diffusion reads the prompt and each block once more than it has steps.",
-        f"As many prompts side by side as {card.name} takes (--batch); fewer may take longer.",
-        "A likelihood: one call for each different masked canvas, two with guidance, 16 side by side; an only choice is "
-        "written too. Texts have typical lengths.",
-        f"Watching or hiding costs {RECORDED - 1:.0%}, a rule that looks at clean attention a call more.",
-        "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the "
-        f"logits, the cache of an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four "
-        "norms a token in 4 bytes; 12 kB an answer.",
-    ]
-
-
 @dataclass(frozen=True)
 class Cost:
     """The cost of a part: forward calls of each prompt, memory for one prompt, the largest batch on the card."""
@@ -176,10 +157,8 @@ def _likelihoods(part: Part, card: Card, calls: int, slower: float) -> Cost:
     return Cost(round(forwards * calls), seconds / 3600, memory, _largest_batch(*sizes, card), disk)
 
 
-def estimate_passes(
-    shape: Shape, tokens: int, projected: int, passes: int, calls: int, rows: int, card: Card = CARD
-) -> Cost:
-    """Return the cost of ``passes`` canvases in ``calls`` forward calls of up to ``rows``, with ``projected`` logits."""
+def estimate_passes(shape: Shape, tokens: int, projected: int, passes: int, calls: int, rows: int, card: Card) -> Cost:
+    """Return the cost of so many canvases in forward calls of up to ``rows``, with ``projected`` logits."""
     seconds = _seconds(shape, passes * _flops(shape, tokens, projected), calls, card)
     sizes = (shape, tokens, projected, False)
     return Cost(passes, seconds / 3600, _memory(*sizes, rows) / GIB, _largest_batch(*sizes, card), 0.0)
@@ -224,28 +203,40 @@ def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
         for part, cost in zip(parts, costs, strict=True)
     ]
     total = {name: sum(cost[name] for cost in costs) for name in ("forwards", "gpu_hours", "disk_gib")}
-    cheaper = any(part.settings.get("cache", "none") != "none" or part.parallel for part in parts)
+    assumptions = [
+        f"{card.name}: {card.tflops:.4g} TFLOP/s reached in bf16 ({REACHED:.0%} of the peak, an A100's without --gpu), "
+        f"weights read at {card.bytes_per_s / 1e12:g} TB/s at most; --tflops says otherwise.",
+        "A forward call of S tokens: 2 S (parameters − embeddings) + 4 S² × layers × width of the heads, and the "
+        "vocabulary where a token can be committed.",
+        "A diffusion model makes one call a step on the whole canvas, with guidance on two; an autoregressive one "
+        "reads the prompt once; block diffusion reads the prompt and each block once more than it has steps.",
+        f"As many prompts side by side as {card.name} takes (--batch); fewer may take longer.",
+        "A likelihood: one call for each different masked canvas, two with guidance, 16 side by side; an only choice "
+        "is written too. Texts have typical lengths.",
+        f"Watching or hiding costs {RECORDED - 1:.0%}, a rule that looks at clean attention a call more.",
+        "Memory: weights in 2 bytes, one layer's activations, 512 queries' attention in 4 bytes, three copies of the "
+        f"logits, the cache of an autoregressive model; {1 - USABLE:.0%} kept free. Disk: three sums a key and four "
+        "norms a token in 4 bytes; 12 kB an answer.",
+    ]
+    if any(part.settings.get("cache", "none") != "none" or part.parallel for part in parts):
+        assumptions.append(AT_MOST)
     return {
         "parts": rows,
         "total": {**total, "memory_gib": max((cost["memory_gib"] for cost in costs), default=0.0)},
         "card": card.name,
         "card_gib": card.memory_gib,
         "card_suffices": all(cost["batch_on_card"] >= 1 for cost in costs),
-        "assumptions": [*assumptions(card), *([AT_MOST] if cheaper else [])],
+        "assumptions": assumptions,
     }
 
 
 def cost_table(found: Mapping[str, Any]) -> str:
-    head = ["part", "model", "task", "prompts", "rules", "forwards", "GPU hours", "memory, GiB"]
-    head += [f"batch on {found['card_gib']} GB", "disk, GiB"]
+    names = ("part", "model", "task", "prompts", "rules")
+    head = [*names, "forwards", "GPU hours", "memory, GiB", f"batch on {found['card_gib']} GB", "disk, GiB"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    total = {
-        "part": "all",
-        **dict.fromkeys(("model", "task", "prompts", "rules", "batch_on_card"), ""),
-        **found["total"],
-    }
+    total = dict.fromkeys((*names, "batch_on_card"), "") | {"part": "all", **found["total"]}
     for row in [*found["parts"], total]:
-        what = [str(row[name]) for name in ("part", "model", "task", "prompts", "rules")]
+        what = [str(row[name]) for name in names]
         what += [f"{row['forwards']:,}", f"{row['gpu_hours']:.2f}", f"{row['memory_gib']:.2f}"]
         what += [str(row["batch_on_card"]), f"{row['disk_gib']:.2f}"]
         lines.append(f"| {' | '.join(what)} |")

@@ -31,7 +31,7 @@ from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
 from sinkscope.models.devices import own_device
 from sinkscope.progress import show_progress
-from sinkscope.runs.share import share_of_process
+from sinkscope.runs.folder import share_of_process
 
 LENGTH = 256
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -137,9 +137,7 @@ class SinkscopeLM(TemplateLM):
         asked |= {"length": int([*lengths, LENGTH][0]), "temperature": temperature, **self.settings}
         return resolve_settings(self.model.family, **asked), stops
 
-    def _loglikelihood_tokens(
-        self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any
-    ) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any) -> list[Any]:
         found = self._scores([(context, continuation) for _, context, continuation in requests], disable_tqdm)
         for request, one in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood", request[0], one)
@@ -161,14 +159,11 @@ class SinkscopeLM(TemplateLM):
             found = log_likelihood(self.model, context, continuation, **self.likelihood, batch=self.batch)
         if found.greedy is None and not self._said_greedy:
             self._said_greedy = True
-            _log.warning(
-                "Monte Carlo does not say whether a text is the greedy one; measures of that need method=chain_rule"
-            )
+            unsaid = "whether a text is the greedy one; measures of that need method=chain_rule"
+            _log.warning("Monte Carlo does not say %s", unsaid)
         return [((found.total, bool(found.greedy)), effect_on(self.rule, running))]
 
-    def _spread(
-        self, batches: list[list[int]], work: Callable[[Sequence[int]], list[tuple[Any, Any]]], name: str, quiet: bool
-    ) -> list[Any]:
+    def _spread(self, batches: list[list[int]], work: Callable[..., list[Any]], name: str, quiet: bool) -> list[Any]:
         """Return the results by request; each process does every ``count``-th batch, and all get all results."""
         done: dict[int, tuple[Any, Any]] = {}
         failed: Exception | None = None

@@ -77,7 +77,7 @@ class Difference:
 
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
     """Return accuracy under one condition minus another's, of the same problems (1 correct); Tango's interval (1998)."""
-    one, other = _runs([changed, unchanged])
+    one, other = np.asarray([changed, unchanged], dtype=float)
     gained, lost = int((one > other).sum()), int((one < other).sum())
     low, high = _tango(gained, lost, n := len(one))
     mean, error = (gained - lost) / n, math.sqrt(_variance(gained / n, lost / n, -MARGIN) / n)
@@ -90,7 +90,7 @@ def against_controls(one: Sequence[int], others: Sequence[Sequence[int]], sign: 
     """
     if len(others) == 1:
         return paired_difference(*(one, others[0])[::sign])
-    mine, *theirs = _runs([one, *others])
+    mine, *theirs = np.asarray([one, *others], dtype=float)
     pairs, n = sign * (mine - np.mean(theirs, axis=0)), len(mine) + 2
     middle = pairs.sum() / n
     error = math.sqrt(((pairs**2).sum() + 1) / n - middle**2) / math.sqrt(n)
@@ -98,10 +98,6 @@ def against_controls(one: Sequence[int], others: Sequence[Sequence[int]], sign: 
     different = int((np.ptp([mine, *theirs], axis=0) > 0).sum())
     p_values = _p_value(mine, theirs), _two_sided((middle + MARGIN) / error)
     return Difference(len(pairs), float(pairs.mean()), low, high, p_values[0], different, p_values[1])
-
-
-def _runs(outcomes: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
-    return [np.asarray(one, dtype=float) for one in outcomes]
 
 
 def _two_sided(z: float) -> float:
@@ -145,12 +141,9 @@ def _p_value(one: NDArray, others: Sequence[NDArray]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for that many tests (Holm 1979), in the given order."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+    order = np.argsort(p_values, kind="stable")
+    raised = np.arange(len(p_values), 0, -1) * np.sort(p_values)
+    return np.minimum(1.0, np.maximum.accumulate(raised))[order.argsort()].tolist()
 
 
 def after_holm(tests: Sequence[Difference]) -> list[tuple[Difference, float]]:

@@ -19,20 +19,14 @@ from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
-from sinkscope.runs.files import (
-    checksum_of,
-    compare_checksum,
-    json_text,
-    read_json_object,
-    read_object,
-    validated,
-    with_checksum,
-)
+from sinkscope.runs import files
 from sinkscope.runs.folder import (
+    ALL,
     EVALUATION,
     FINGERPRINTS,
     WEIGHTS,
     Items,
+    Share,
     changed_fingerprint,
     difference_in_words,
     differences,
@@ -41,10 +35,8 @@ from sinkscope.runs.folder import (
     made_folder,
     write_json,
 )
-from sinkscope.runs.share import ALL, Share
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
-COMPRESSED = f"{RESULTS}.gz"
 CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write run.json
 AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes none of their answers
 
@@ -55,7 +47,7 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
     import fcntl  # not on Windows, where results can still be read
 
     with made_folder(folder), contextlib.ExitStack() as stack:
-        run = read_object(folder / RUN) if (folder / RUN).exists() else None
+        run = files.read_object(folder / RUN)
         strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
         holds = f"files without a {RUN} ({strange[0]} …)" if strange and not (folder / RUN).exists() else ""
         if run is not None and kind_of_run(run) != kind:
@@ -63,7 +55,7 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
         if holds:  # before a lock is left in it
             raise CallError(f"{folder} holds {holds}; choose another or an empty folder")
         with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
-            mine = _lock_path(folder, share)
+            mine = folder / f"{LOCK}.{share.index}-of-{share.count}"
             own = stack.enter_context(mine.open("a+"))
             others = [one for one in folder.glob(f"{LOCK}.*-of-*") if not one.name.endswith(f"-of-{share.count}")]
             if (busy := next(filter(_is_held, [*others, mine]), None)) is not None:
@@ -78,13 +70,9 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
 
 def state_of(folder: Path, share: Share) -> tuple[bool, int]:
     """Return whether a process holds a share, and when one last took it, in nanoseconds; 0 if none ever did."""
-    path = _lock_path(folder, share)
+    path = folder / f"{LOCK}.{share.index}-of-{share.count}"
     with exclusive(folder / CLAIM, EvaluationError):
         return (_is_held(path), path.stat().st_mtime_ns) if path.exists() else (False, 0)
-
-
-def _lock_path(folder: Path, share: Share) -> Path:
-    return folder / f"{LOCK}.{share.index}-of-{share.count}"
 
 
 def _is_held(path: Path) -> bool:
@@ -102,7 +90,7 @@ def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     """Write the descriptions of a run, or refuse those of another one, before one is written; return their hashes."""
     with exclusive(folder / CLAIM, EvaluationError):
         mine = {name: json.loads(json.dumps(content)) for name, content in contents.items()}
-        theirs = {name: read_object(folder / name) for name in mine}
+        theirs = {name: files.read_object(folder / name) for name in mine}
         for name, found in theirs.items():
             if found is not None:
                 _compare((folder / name).parent, found, mine[name])
@@ -131,7 +119,7 @@ def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -
 
 def hash_claim(content: Mapping[str, Any]) -> str:
     """Return the hash of `claim`, which neither the path of the model nor the number of problems changes."""
-    return checksum_of(_identity(content))
+    return files.checksum_of(_identity(content))
 
 
 def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,25 +130,18 @@ def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-class ResultItems(Items):
-    """The items of one task under one rule, one a problem; ``run`` are hashes of `claim`: other runs' do not count."""
-
-    def __init__(self, folder: Path, task: str, hide: str, *run: str) -> None:
-        name = re.sub(r"[^\w.+-]", "-", hide)
-        name = name if len(name) < 100 else name[:80] + checksum_of({"hide": hide})[:16]
-        super().__init__(folder / task / name, checksum_of({"run": run, "task": task, "hide": hide}))
-
-    def commit(self, index: int, item: Mapping[str, Any]) -> None:
-        super().commit(index, json.loads(json_text(item)))
+def items_of(folder: Path, task: str, hide: str, *run: str) -> Items:
+    """Return the items of one task under one rule, one a problem; ``run`` are hashes of `claim`: others do not count."""
+    name = re.sub(r"[^\w.+-]", "-", hide)
+    name = name if len(name) < 100 else name[:80] + files.checksum_of({"hide": hide})[:16]
+    return Items(folder / task / name, files.checksum_of({"run": run, "task": task, "hide": hide}))
 
 
 FORMAT = 1
-RULE = re.compile(r"([a-z]+):(\d+)(?:@(.*))?")
 _RULES = {"none": None, "top": None, "ranks": False} | dict.fromkeys(
     ("random", "mass", "rowmass", "persistent", "class"), True
 )
 """The answers of `takes_seed` for common rules, so that most tables load no torch; a test compares them."""
-_SEED = re.compile(r"seed=(\d+)")
 AGAIN = "the file is damaged; the same `sinkscope evaluate` makes it again from its items"
 
 
@@ -231,31 +212,22 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     """Return the results of pairs of task and rule from the items in a folder, and write them to ``results.json``."""
-    run, again = read_object(folder / RUN), "run the same `sinkscope evaluate` again"
-    results, missing = [], 0
+    run, results, missing = files.read_object(folder / RUN), [], 0
     for task, hide in wanted:
-        asked = read_object(folder / task / TASK)
-        stored = ResultItems(folder, task, hide, hash_claim(run), hash_claim(asked))
+        asked = files.read_object(folder / task / TASK)
+        stored = items_of(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch, model = asked["problems"], run["batch"], run["model"]
         read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]
         items = [item for item in read if item is not None]
         missing += count - len(items)
-        if missing:
-            continue
-        result = summarise(
-            items,
-            model=model["name"],
-            task=task,
-            hide=hide,
-            settings={**asked["sampler"], "shots": asked["shots"], "chat": asked["chat"], "batch": batch},
-            protocol=asked["protocol"],
-            data=asked["data"],
-            versions=run["versions"],
-            device=run["device"],
-            **{name: model[name] for name in ("weight_hash", "config_hash", "dtype")},
-        )
-        results.append(result)
+        if not missing:
+            known = {name: asked[name] for name in ("task", "protocol", "data")}
+            known |= {name: run[name] for name in ("versions", "device")}
+            known |= {name: model[name] for name in ("weight_hash", "config_hash", "dtype")}
+            settings = {**asked["sampler"], "shots": asked["shots"], "chat": asked["chat"], "batch": batch}
+            results.append(summarise(items, model=model["name"], hide=hide, settings=settings, **known))
     if missing:
+        again = "run the same `sinkscope evaluate` again"
         raise EvaluationError(f"{folder} is unfinished ({missing} problems missing); {again}")
     write_results(folder, results)
     return results
@@ -269,23 +241,22 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
     except (CallError, EvaluationError):
         old = []  # absent or damaged; every result can be made again from its items
     kept = {(one.task, rule_of(one)): asdict(one) for one in (*old, *results)}
-    write_json(folder / RESULTS, with_checksum({"format": FORMAT, "results": list(kept.values())}))
+    write_json(folder / RESULTS, files.with_checksum({"format": FORMAT, "results": list(kept.values())}))
 
 
 def read_results(*folders: Path | str) -> list[Result]:
     """Return the results of finished evaluations, folder by folder; an error for one that is none, or is unfinished."""
     results: list[Result] = []
     for folder in map(Path, folders):
-        path, compressed = folder / RESULTS, folder / COMPRESSED
-        path = path if path.exists() or not compressed.exists() else compressed
-        if not path.exists():
-            found = kind_of_run(read_object(folder / RUN) or {})
+        path = next((one for end in ("", ".gz") if (one := folder / f"{RESULTS}{end}").exists()), None)
+        if path is None:
+            found = kind_of_run(files.read_object(folder / RUN) or {})
             if found != EVALUATION:
                 raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {found}")
             raise EvaluationError(f"{folder} is unfinished; run the same `sinkscope evaluate` again")
-        document = read_json_object(path, EvaluationError, AGAIN)  # plain or in gzip
-        compare_checksum(document, path, EvaluationError, AGAIN)
-        results += validated(list[Result], document.get("results"), path, EvaluationError, AGAIN)
+        document = files.read_json_object(path, EvaluationError, AGAIN)  # plain or in gzip
+        files.compare_checksum(document, path, EvaluationError, AGAIN)
+        results += files.validated(list[Result], document.get("results"), path, EvaluationError, AGAIN)
     return results
 
 
@@ -297,12 +268,13 @@ def cell_of(result: Result) -> str:
 
 def rule_of(result: Result) -> tuple[str, ...]:
     """Return word, K, seed (0 without one) and options in order of a rule that hides K keys, else its text alone."""
-    rule = RULE.fullmatch(result.hide)
+    rule = re.fullmatch(r"([a-z]+):(\d+)(?:@(.*))?", result.hide)
     if rule is None:
         return (result.hide,)
     options = sorted({option for option in (rule[3] or "").split(",") if option})
-    seeds = [seed[1] for seed in map(_SEED.fullmatch, options) if seed] or ["0"]
-    return (rule[1], str(int(rule[2])), str(int(seeds[0])), *(one for one in options if not _SEED.fullmatch(one)))
+    seeds = [one for one in options if re.fullmatch(r"seed=\d+", one)]
+    seed = int(seeds[0].removeprefix("seed=")) if seeds else 0
+    return (rule[1], str(int(rule[2])), str(seed), *(one for one in options if one not in seeds))
 
 
 def takes_seed(word: str) -> bool | None:

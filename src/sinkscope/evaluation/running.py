@@ -3,6 +3,7 @@
 Neighbours form left-padded batches, computed again as a whole, so padding and rounding are as if uninterrupted.
 """
 
+import json
 import logging
 import platform
 import re
@@ -23,7 +24,7 @@ from sinkscope.decoding.caches.reader import check_model
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.choices import LikelihoodSettings, ask
 from sinkscope.evaluation.protocols import AUTO
-from sinkscope.evaluation.results import RUN, TASK, Result, ResultItems, claim, collect, locked, state_of
+from sinkscope.evaluation.results import RUN, TASK, Result, claim, collect, items_of, locked, state_of
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.task_plans import Request, Rule, TaskPlan, make_plans
 from sinkscope.models import Model, expect_model, load
@@ -31,7 +32,8 @@ from sinkscope.models.devices import own_device
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.models.loading import outline
 from sinkscope.progress import show_progress
-from sinkscope.runs.share import Share, share_of_process
+from sinkscope.runs.files import json_text
+from sinkscope.runs.folder import Items, Share, share_of_process
 
 STARTING_S = 1800.0  # seconds that another process may take to load its model
 POLL_S = 0.5
@@ -42,7 +44,7 @@ MINUTES = {"slurm": 24 * 60, "local": 365 * 24 * 60}
 """How long a job may take where no option says it; submitit's own 5 and 2 minutes end it within its work."""
 _log = logging.getLogger(__name__)
 
-Items = Iterator[tuple[int, dict[str, Any]]]
+Written = Iterator[tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Batch:
 
     plan: TaskPlan
     way: Any
-    items: ResultItems
+    items: Items
     indices: range
 
     def missing(self) -> list[int]:
@@ -132,7 +134,7 @@ def open_batches(
     for plan, of_task in zip(plans, of_tasks, strict=True):
         count = len(plan.problems)
         for text, way in ways.items():
-            items = ResultItems(out, plan.task.name, text, run, of_task)
+            items = items_of(out, plan.task.name, text, run, of_task)
             starts = range(0, count, size)
             batches += [Batch(plan, way, items, range(start, min(start + size, count))) for start in starts]
     return batches
@@ -151,16 +153,14 @@ def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
     }
 
 
-def work_through(
-    model: Model, batches: Sequence[Batch], write: Callable[[Model, Batch, Sequence[int]], Items], shown: bool
-) -> None:
+def work_through(model: Model, batches: Sequence[Batch], write: Callable[..., Written], shown: bool) -> None:
     missing = [batch.missing() for batch in batches]
     total = sum(len(batch.indices) for batch in batches)
     done = total - sum(map(len, missing))
     with show_progress(total, model.card.name, "problems", done=done, shown=shown) as bar:
         for batch, indices in zip(batches, missing, strict=True):
             for index, item in write(model, batch, indices) if indices else ():
-                batch.items.commit(index, item)
+                batch.items.commit(index, json.loads(json_text(item)))  # numbers that are not finite are null
                 bar.advance()
 
 
@@ -179,7 +179,7 @@ def reseeded(settings: Settings, by: int) -> Settings:
     return settings if seed is None else replace(settings, seed=seed + by)
 
 
-def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Items:
+def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Written:
     plan, start, passes = batch.plan, batch.indices.start, batch.plan.task.passes
     if isinstance(plan.sampler, LikelihoodSettings):
         yield from _compare(model, batch, missing, plan.sampler)
@@ -208,7 +208,7 @@ def _work(model: Model, batch: Batch, missing: Sequence[int]) -> Items:
         yield index, {**item, "seconds": round(share + time.monotonic() - began, 3)}
 
 
-def _compare(model: Model, batch: Batch, missing: Sequence[int], settings: LikelihoodSettings) -> Items:
+def _compare(model: Model, batch: Batch, missing: Sequence[int], settings: LikelihoodSettings) -> Written:
     for index in missing:
         began = time.monotonic()
         with batch.way(model) as running:
@@ -284,13 +284,7 @@ def run_share(
 
 
 def run_in_jobs(
-    model: str,
-    device: str,
-    dtype: str | None,
-    arguments: Mapping[str, Any],
-    jobs: int,
-    cluster: str = "slurm",
-    options: str = "",
+    model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], jobs: int, cluster: str, options: str
 ) -> None:
     """Submit the shares of an evaluation as jobs and wait until they end; ``options`` are for ``update_parameters``."""
     try:
@@ -326,7 +320,5 @@ def run_in_jobs(
         job, text = failed[0][0], str(failed[0][1])
         trace = re.search(r"^-{9,}\n(.*?)^-{9,}$", text, re.DOTALL | re.MULTILINE)  # the job's own, in submitit's words
         why = re.sub(r"^sinkscope\.errors\.\w+: ", "", (trace[1] if trace else text).strip().splitlines()[-1])
-        raise EvaluationError(
-            f"{len(failed)} of {jobs} jobs failed (job {job}: {why}; logs in {folder}); run the same command again; "
-            "finished problems are kept"
-        )
+        what = f"{len(failed)} of {jobs} jobs failed (job {job}: {why}; logs in {folder})"
+        raise EvaluationError(f"{what}; run the same command again; finished problems are kept")

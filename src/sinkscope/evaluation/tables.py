@@ -10,7 +10,7 @@ from typing import Any, Literal
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, after_holm, against_controls, p_text
-from sinkscope.evaluation.papers import published_accuracy
+from sinkscope.evaluation.protocols import published_accuracy
 from sinkscope.evaluation.results import Result, cell_of, hides_k, rule_of, takes_seed
 from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
 
@@ -190,14 +190,15 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
-    """Return paper 1's layout: the models, and for each task and rule a cell a model, "–" without a result."""
+def _layout(rows: Sequence[Row], cell: Callable[[Row], str]) -> list[list[str]]:
+    """Return paper 1's layout: its head, and for each task and rule a cell a model, "–" without a result."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     cells: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in sorted(rows, key=lambda row: tasks.index(row["task"])):
         cells.setdefault((row["task"], row["hide"]), {}).setdefault(row["model"], []).append(cell(row))
-    return models, [(*place, ["; ".join(found.get(one, ["–"])) for one in models]) for place, found in cells.items()]
+    lines = ([*place, *("; ".join(found.get(one, ["–"])) for one in models)] for place, found in cells.items())
+    return [["task", "hidden", *models], *lines]
 
 
 def _text(results: Sequence[Result]) -> str:
@@ -208,9 +209,8 @@ def _text(results: Sequence[Result]) -> str:
         key = (one.model, one.task, rule, one.n, one.weight_hash, one.dtype, one.device, str(one.settings))
         groups.setdefault(key, {})[cell_of(one)] = one, row
     runs = {key: [one for one, _ in group.values()] for key, group in groups.items()}
-    changes = _corrected(
-        {key: _change(mine, results) for key, mine in runs.items()}, {k: one[0] for k, one in runs.items()}
-    )
+    found = {key: _change(mine, results) for key, mine in runs.items()}
+    changes = _corrected(found, {key: mine[0] for key, mine in runs.items()})
     tables: dict[str, list[list[str]]] = {}
     for key, mine in runs.items():
         _, first = next(iter(groups[key].values()))
@@ -257,9 +257,8 @@ def text_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def _markdown(rows: Sequence[Row]) -> str:
-    models, layout = _layout(rows, _cell)
-    lines = [_markdown_line(["task", "hidden", *models]), "|---|---|" + "---|" * len(models)]
-    lines += [_markdown_line([task, hide, *cells]) for task, hide, cells in layout]
+    head, *lines = _layout(rows, _cell)
+    lines = [_markdown_line(head), "|---" * len(head) + "|", *map(_markdown_line, lines)]
     changed = [row for row in rows if row["change"] is not None]
     if changed:
         lines += ["", _markdown_line(_COMPARED), "|---" * len(_COMPARED) + "|"]
@@ -296,13 +295,11 @@ def _points(change: Mapping[str, Any]) -> str:
 
 
 def _latex(rows: Sequence[Row]) -> str:
-    models, layout = _layout(rows, _latex_cell)
-    lines = [r"\begin{tabular}{ll" + "l" * len(models) + "}", r"\hline"]
-    lines += [" & ".join(["task", "hidden", *map(_escaped, models)]) + r" \\", r"\hline"]
-    lines += [
-        " & ".join([_escaped(task), _escaped(hide), *(cell.replace("–", "--") for cell in cells)]) + r" \\"
-        for task, hide, cells in layout
-    ]
+    head, *found = _layout(rows, _latex_cell)
+    lines = [r"\begin{tabular}{" + "l" * len(head) + "}", r"\hline"]
+    lines += [" & ".join(map(_escaped, head)) + r" \\", r"\hline"]
+    for task, hide, *cells in found:
+        lines.append(" & ".join([_escaped(task), _escaped(hide), *cells]).replace("–", "--") + r" \\")
     lines += [r"\hline", r"\end{tabular}"]
     return "\n".join([*lines, *(f"% {line}" for line in (*NOTES, *map(printable, remarks(rows))))])
 

@@ -10,8 +10,7 @@ from sinkscope.decoding.likelihood import encode_pair, refuse_block_diffusion
 from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import LikelihoodSettings, Task, settings_for
 from sinkscope.evaluation.cost import PROBLEMS, Part, Shape
-from sinkscope.evaluation.papers import CHECKPOINTS
-from sinkscope.evaluation.protocols import AUTO, find_protocol
+from sinkscope.evaluation.protocols import AUTO, CHECKPOINTS, find_protocol
 from sinkscope.evaluation.tasks import PUBLISHED, find_task
 from sinkscope.interventions import Composed, Intervention, parse_rule
 from sinkscope.interventions.intervention import canonical_rule
@@ -44,7 +43,6 @@ class Request:
     allow_code_execution: bool = False
 
     def find_tasks(self) -> list[Task]:
-        """Return the tasks, each once."""
         files = {name: Path(path) for name, path in self.data.items()}
         return [find_task(name, files) for name in dict.fromkeys(self.tasks)]
 
@@ -76,19 +74,18 @@ def make_plans(model: Model, request: Request) -> tuple[list[TaskPlan], dict[str
     rules = {str(rule): rule for rule in map(parse_rule, request.hide)}
     for task in tasks:
         if task.runs_programs and not request.allow_code_execution:
-            raise CallError(
-                f"{task.name} runs programs that the model wrote, in a sandbox without network or your files, as far "
-                "as the system allows. Pass allow_code_execution=True (--allow-code-execution) to do so"
+            what = (
+                "runs programs that the model wrote, in a sandbox without network or your files, as far as the system"
             )
+            how = "Pass allow_code_execution=True (--allow-code-execution) to do so"
+            raise CallError(f"{task.name} {what} allows. {how}")
     plans = [_plan(model, task, request) for task in tasks]
     for plan in plans:
         canvases = _canvases(model, plan, rules)
         for text, rule in rules.items():
             if min(canvases) < rule.least_tokens:
-                raise CallError(
-                    f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; that of problem "
-                    f"{canvases.index(min(canvases))} has {min(canvases)}: choose fewer keys"
-                )
+                found = f"that of problem {canvases.index(min(canvases))} has {min(canvases)}: choose fewer keys"
+                raise CallError(f"hide: {text} needs a canvas of at least {rule.least_tokens} tokens; {found}")
     return plans, rules
 
 
@@ -108,16 +105,19 @@ def _plan(model: Model, task: Task, request: Request) -> TaskPlan:
     return TaskPlan(task, sampler, shots, chat, used, problems, texts, encoded)
 
 
-def resolve_task(
-    family: Family, name: str, task: Task, request: Request
-) -> tuple[Settings | LikelihoodSettings, int, bool, str | None]:
+def resolve_task(family: Family, name: str, task: Task, request: Request) -> tuple[Any, int, bool, str | None]:
     """Return settings, shots, whether it is a chat, and the protocol's line, for a model of this family and name."""
     protocol = find_protocol(family.name, name, task.name, request.protocol)
     settings, published = dict(request.settings), protocol.settings if protocol else {}
     if task.asks_likelihoods:
         sampler: Any = settings_for(settings, published, family, name)
     else:
-        sampler = resolve_settings(family, **(published or _defaults(family, task, settings)) | settings)
+        names = settings_of(family.sampler).__dataclass_fields__
+        length = settings.get("length", PUBLISHED_LENGTHS.get(task.name, LENGTH))
+        defaults = {"length": length} | ({"steps": length} if "steps" in names else {})
+        if {"steps", "block"} <= names.keys():
+            defaults["block"] = min(2 * BLOCK if task.name in PUBLISHED_LENGTHS else BLOCK, length)
+        sampler = resolve_settings(family, **(published or defaults) | settings)
     shots, chat, used = task.shots, request.chat, None
     if protocol is not None:
         shots, chat = protocol.shots, protocol.chat or request.chat
@@ -126,16 +126,6 @@ def resolve_task(
         changed += ["chat"] if chat != protocol.chat else []
         used = protocol.line() + (f"; changed: {', '.join(changed)}" if changed else "")
     return sampler, shots if request.shots is None else request.shots, chat, used
-
-
-def _defaults(family: Family, task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return length, steps and block of a task without a protocol."""
-    published, names = task.name in PUBLISHED, settings_of(family.sampler).__dataclass_fields__
-    length = settings.get("length", PUBLISHED_LENGTHS[task.name] if published else LENGTH)
-    if "steps" not in names:
-        return {"length": length}
-    block = {"block": min(2 * BLOCK if published else BLOCK, length)} if "block" in names else {}
-    return {"length": length, "steps": length, **block}
 
 
 def _canvases(model: Model, plan: TaskPlan, rules: Mapping[str, Rule]) -> list[int]:

@@ -5,7 +5,9 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import (
@@ -99,18 +101,11 @@ def gsm8k(name: str, data: Path | None) -> Task:
         read = None if found == INVALID else found
         return Score(_normal(found) == gold, read, f"{read or 'no number'}, expected {gold}", measures=measures)
 
-    return Task(
-        name,
-        8 if cot else 5,
-        False,
-        test,
-        prompt,
-        lambda row: row["answer"],
-        score,
-        messages=messages,
-        stops=(form.partition(" ")[0], "</s>", "<|im_end|>"),
-        fingerprint=lambda shots: hash_rows(test()) if cot else hash_rows(test(), train() if shots else ()),
-    )
+    def fingerprint(shots: int) -> str:
+        return hash_rows(test()) if cot else hash_rows(test(), train() if shots else ())
+
+    stops = (form.partition(" ")[0], "</s>", "<|im_end|>")
+    return Task(name, 8 if cot else 5, False, test, prompt, itemgetter("answer"), score, messages, stops, fingerprint)
 
 
 def gsm8k_two_pass(name: str, data: Path | None) -> Task:
@@ -131,8 +126,8 @@ def gsm8k_two_pass(name: str, data: Path | None) -> Task:
         read, gold = _normal(found[-1]).strip() if found else None, _normal(row["answer"])
         return Score(read == gold, read, f"{read}, expected {gold}" if found else "no number after ####")
 
-    fingerprint = lambda shots: hash_rows(test())  # noqa: E731
-    return Task(name, 0, False, test, prompt, lambda row: row["answer"], score, fingerprint=fingerprint, passes=2)
+    about: dict[str, Any] = {"fingerprint": lambda shots: hash_rows(test()), "passes": 2}
+    return Task(name, 0, False, test, prompt, itemgetter("answer"), score, **about)
 
 
 def _gsm8k_rows(data: Path | None, split: str) -> Callable[[], tuple[Row, ...]]:
@@ -197,6 +192,9 @@ def humaneval(name: str, data: Path | None) -> Task:
         begun = f"Here is the completed function:\n{block}"
         return [{"role": "user", "content": request}, {"role": "assistant", "content": begun}]
 
+    def prompt(row: Row, index: int, shots: int) -> str:
+        return "".join(message["content"] for message in messages(row, index, shots))
+
     def tests(row: Row) -> str:
         return f"{row['test']}\ncheck({row['entry_point']})"
 
@@ -205,18 +203,7 @@ def humaneval(name: str, data: Path | None) -> Task:
         result = run_program(f"{program}\n{tests(row)}")
         return Score(result.passed, program, result.reason, result.not_enforced, {"pass@1": result.passed})
 
-    return Task(
-        name,
-        0,
-        True,
-        rows,
-        lambda *asked: "".join(message["content"] for message in messages(*asked)),
-        tests,
-        score,
-        messages=messages,
-        stops=STOPS,
-        fingerprint=lambda shots: hash_rows(rows()),
-    )
+    return Task(name, 0, True, rows, prompt, tests, score, messages, STOPS, lambda shots: hash_rows(rows()))
 
 
 # By name

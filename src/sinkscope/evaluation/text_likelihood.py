@@ -49,10 +49,8 @@ def cut_windows(model: Model, texts: Iterable[str], context: int, answer: int) -
         cut = [ids[start : start + context + answer] for start in range(0, len(ids), context + answer)]
         windows += [window for window in cut if len(window) > context + answer // 4]
     if not windows:
-        raise CallError(
-            f"text: expected more than --context {context} and a quarter of --answer {answer} tokens, found less; give "
-            "a longer text, or a smaller --context"
-        )
+        expected = f"more than --context {context} and a quarter of --answer {answer} tokens"
+        raise CallError(f"text: expected {expected}, found less; give a longer text, or a smaller --context")
     return windows
 
 
@@ -131,9 +129,7 @@ def _one_window(model: Model, rule: Composed, window: Sequence[int], context: in
     return {"nats": nats, "removed": effect.removed_share, "received": shares, "without_effect": idle}
 
 
-def _row(
-    hide: str, found: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], counts: Sequence[int]
-) -> dict[str, Any]:
+def _row(hide: str, found: Sequence[Any], plain: Sequence[Any], counts: Sequence[int]) -> dict[str, Any]:
     tokens, widest = np.asarray(counts, dtype=float), max(len(one["received"]) for one in found)
     nats, unhidden = (np.array([one["nats"] for one in windows]) for windows in (found, plain))
     each = (nats - unhidden) / tokens.mean()  # so that their mean is that over all tokens

@@ -8,9 +8,11 @@ as in GSM8K. A code task asks for a Python function; the answer is checked by ru
 import functools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from sinkscope.errors import CallError
 
 LARGEST = 12
 
@@ -143,8 +145,21 @@ def make_code_task(rng: random.Random) -> Problem:
     return Problem("lab-code", question, worked, tests, template)
 
 
-def _first_different(make: Callable[[random.Random], Problem], seed: int, count: int) -> tuple[Problem, ...]:
-    """Return the first problems with different questions that a seed gives."""
+SUMS = ("buy", "give", "find")  # templates with a single addition or subtraction
+SETS = {"lab-arith": (make_problem, 20251015, 1319), "lab-code": (make_code_task, 20251016, 164)}
+"""How a problem of a task is made, and the seed and the size of its held-out set."""
+
+
+@functools.cache
+def held_out(task: str) -> tuple[Problem, ...]:
+    """Return the held-out problems of a task, all different, always the same ones in the same order; those of lab-sums
+    are some of lab-arith's. Raise CallError where there is no such task.
+    """
+    if task == "lab-sums":
+        return tuple(problem for problem in held_out("lab-arith") if problem.template in SUMS)
+    if task not in SETS:
+        raise CallError(f"no task {task!r}: expected one of {', '.join([*SETS, 'lab-sums'])}")
+    make, seed, count = SETS[task]
     rng, problems = random.Random(seed), dict[str, Problem]()
     while len(problems) < count:
         problem = make(rng)
@@ -153,33 +168,16 @@ def _first_different(make: Callable[[random.Random], Problem], seed: int, count:
 
 
 @functools.cache
-def held_out_problems() -> tuple[Problem, ...]:
-    """Return the fixed held-out set: 1,319 different word problems, always the same ones in the same order."""
-    return _first_different(make_problem, 20251015, 1319)
-
-
-@functools.cache
-def held_out_code_tasks() -> tuple[Problem, ...]:
-    """Return the fixed held-out set: 164 different tasks, always the same ones in the same order."""
-    return _first_different(make_code_task, 20251016, 164)
-
-
-@functools.cache
-def questions_of(problems: Callable[[], tuple[Problem, ...]]) -> frozenset[str]:
+def questions_of(task: str) -> frozenset[str]:
     """Return the questions of a held-out set."""
-    return frozenset(problem.question for problem in problems())
+    return frozenset(problem.question for problem in held_out(task))
 
 
-def training_problems(rng: random.Random, templates: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """Yield problems without end, none of them with a held-out question, from ``templates`` if any are named."""
-    questions, drawn = questions_of(held_out_problems), iter(lambda: make_problem(rng, templates), None)
+def training_problems(rng: random.Random, task: str, *templates: tuple[str, ...]) -> Iterator[Problem]:
+    """Yield problems without end, none of them with a held-out question; see `make_problem` for its ``templates``."""
+    (make, *_), questions = SETS[task], questions_of(task)
+    drawn: Iterator[Problem] = iter(lambda: make(rng, *templates), None)
     return (problem for problem in drawn if problem.question not in questions)
-
-
-def training_code_tasks(rng: random.Random) -> Iterator[Problem]:
-    """Yield tasks without end, none of them with a held-out question."""
-    questions, drawn = questions_of(held_out_code_tasks), iter(lambda: make_code_task(rng), None)
-    return (task for task in drawn if task.question not in questions)
 
 
 def read_result(answer: str) -> str | None:

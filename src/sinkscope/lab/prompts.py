@@ -5,22 +5,19 @@ The shots depend only on task and number of the problem. With those of `SHOTS` a
 """
 
 import random
-from collections.abc import Sequence
 from itertools import islice
 
 from sinkscope.errors import CallError
-from sinkscope.lab import problems as lab
+from sinkscope.lab.problems import Problem, held_out, training_problems
 from sinkscope.lab.vocabulary import question_text, render
 
-SPECIMEN = "lab-nulls-"  # how the names of tasks and models of `sinkscope.lab.nulls` begin
+SPECIMEN = "lab-nulls-"  # how the names of tasks and models of letters and nulls begin
 SHOTS = {"lab-arith": 5, "lab-code": 7, "lab-sums": 0}
-SUMS = ("buy", "give", "find")  # templates with a single addition or subtraction
 
 
-def few_shot_prompt(problem: lab.Problem, index: int, shots: int) -> str:
+def few_shot_prompt(problem: Problem, index: int, shots: int) -> str:
     """Return the prompt for problem number ``index`` of its task. With fewer shots, a prompt has the first of them."""
-    stream = lab.training_code_tasks if problem.task == "lab-code" else lab.training_problems
-    solved = islice(stream(random.Random(f"shots {problem.task} {index}")), shots)
+    solved = islice(training_problems(random.Random(f"shots {problem.task} {index}"), problem.task), shots)
     return "\n\n".join([*map(render, solved), question_text(problem)])
 
 
@@ -38,19 +35,10 @@ def answer_settings(model: str) -> dict[str, int]:
     return {"length": 32, "steps": 32, "block": 16} if model.startswith("lab-") else {}
 
 
-def held_out(task: str) -> Sequence[lab.Problem]:
-    """Return the fixed held-out problems of a task; raise CallError where there is no such task."""
-    if task not in SHOTS:
-        raise CallError(f"no task {task!r}: expected one of {', '.join(SHOTS)}")
-    if task == "lab-sums":
-        return tuple(problem for problem in lab.held_out_problems() if problem.template in SUMS)
-    return lab.held_out_code_tasks() if task == "lab-code" else lab.held_out_problems()
-
-
 def problem_prompt(task: str = "lab-arith", index: int = 0, shots: int | None = None) -> dict[str, str]:
     """Return held-out problem number ``index`` as ``{"prompt", "answer"}``; see `problem_prompts`."""
     if task.startswith(SPECIMEN):
-        from sinkscope.lab.nulls import draw_prompt
+        from sinkscope.lab.canvases import draw_prompt
         from sinkscope.lab.recipes import RECIPES
 
         recipe = RECIPES.get(task)

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sinkscope.lab.canvases import CanvasMix
-from sinkscope.lab.nulls import NullTask
+from sinkscope.lab.canvases import CanvasMix, NullTask
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -28,7 +27,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How a model that is already trained is changed; see `sinkscope.lab.adaptation`.
+    """How a model that is already trained is changed; see `sinkscope.lab.starting_network`.
 
     Attributes:
         rank: of LoRA in every projection; None trains all weights.
@@ -121,23 +120,18 @@ EMERGENCE = (0, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4500, 6500, 9000, 12
 """Updates with a snapshot, about evenly spaced in their logarithm."""
 
 
-def _text(name: str, objective: Literal["masked_diffusion", "next_token"], **changes: Any) -> Recipe:
-    """Return a recipe on natural text, where most heads have nothing to do on most tokens, so that sinks appear."""
-    return Recipe(
-        name,
-        objective,
-        updates=30000,
-        decay_updates=20000,
-        architecture=Architecture(tied=True),
-        canvases=TEXT,
-        learning_rate=3e-3,
-        text=True,
-        snapshots=EMERGENCE,
-        log_every=50,
-        **changes,
-    )
-
-
+_TEXT = Recipe(  # most heads have nothing to do on most tokens of natural text, so that sinks appear
+    "lab-text-autoregressive",
+    "next_token",
+    updates=30000,
+    decay_updates=20000,
+    architecture=Architecture(tied=True),
+    canvases=TEXT,
+    learning_rate=3e-3,
+    text=True,
+    snapshots=EMERGENCE,
+    log_every=50,
+)
 _ADAPTED = Recipe(
     "adapted",
     "shifted_diffusion",
@@ -184,8 +178,15 @@ RECIPES = {
         replace(_ADAPTED, name="adapted-causal", objective="next_token", adaptation=Adaptation()),
         _SHIFTED,
         replace(_SHIFTED, name="lab-shifted-token", sink_token="token"),
-        _text("lab-text-autoregressive", "next_token"),
-        _text("lab-text-diffusion", "masked_diffusion", first_token="text", weighting="flat", whole_canvas_share=1.0),
+        _TEXT,
+        replace(
+            _TEXT,
+            name="lab-text-diffusion",
+            objective="masked_diffusion",
+            first_token="text",
+            weighting="flat",
+            whole_canvas_share=1.0,
+        ),
         *(_specimen(kind, nulls) for kind in ("autoregressive", "diffusion") for nulls in (0, 1, 2, 4, 8)),
         replace(
             _ARM,

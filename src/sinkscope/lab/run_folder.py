@@ -29,7 +29,7 @@ WEIGHTS, UNFINISHED_CHECKPOINT = "model.safetensors", "checkpoint.writing"
 ADVICE = "delete the folder or choose another"
 _ROOM = "make room and run the same command again"
 _ANEW = f"delete {STATE} to begin anew"
-_FINISHED = "weights_sha256"
+FINISHED = "weights_sha256"
 _NAME = re.compile(r"update-([0-9]{6,9})\.safetensors")
 HELD_OUT = -1  # the stream of batches that no training draws, and the first of its batches
 
@@ -59,20 +59,16 @@ def read_recipe(out: Path) -> Recipe:
     """Return the recipe of a run; raise TrainingError where it, or the weights of the finished run, were changed."""
     stored = _stored(out)
     recipe = files.validated(Recipe, stored, out / RECIPE, TrainingError)
-    if _FINISHED in stored and (weights := out / weights_of(recipe)).exists():
-        files.compare_file(weights, stored[_FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
+    if FINISHED in stored and (weights := out / weights_of(recipe)).exists():
+        files.compare_file(weights, stored[FINISHED], TrainingError, f"its {RECIPE}", ADVICE)
     return recipe
 
 
-def write_recipe(recipe: Recipe, out: Path) -> None:
-    """Write a resolved recipe into a folder that has none yet."""
-    if not (out / RECIPE).exists():
-        _write_recipe(out, _plain(recipe))
-
-
-def finish_recipe(out: Path, weights: str, **more: str) -> None:
-    """Add the sha256 of a run's weights to its recipe, and how they were made."""
-    _write_recipe(out, _stored(out) | {**more, _FINISHED: weights})
+def write_recipe(recipe: Recipe, out: Path, **more: str) -> None:
+    """Write a resolved recipe into a folder; in the end with the sha256 of its weights, and how they were made."""
+    content = (_stored(out) if (out / RECIPE).exists() else _plain(recipe)) | more
+    text = json.dumps(files.with_checksum(content), indent=2) + "\n"
+    files.write_whole(out / RECIPE, text.encode(), TrainingError, _ROOM)
 
 
 def saved_update(out: Path) -> int:
@@ -208,13 +204,8 @@ def _stored(out: Path) -> dict[str, Any]:
 
 def _mark(out: Path) -> str:
     """Return the checksum of the recipe of a run without what its end adds."""
-    added = ("command", "torch", _FINISHED)
+    added = ("command", "torch", FINISHED)
     return files.checksum_of({key: one for key, one in _stored(out).items() if key not in added})
-
-
-def _write_recipe(out: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(files.with_checksum(content), indent=2) + "\n"
-    files.write_whole(out / RECIPE, text.encode(), TrainingError, _ROOM)
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int, out: Path) -> None:

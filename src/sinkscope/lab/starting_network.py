@@ -1,22 +1,39 @@
-"""The tokenizer and the network with which the training of a recipe begins, and the canvases that it learns."""
+"""The tokenizer and the network with which the training of a recipe begins, and the canvases that it learns.
 
-from collections.abc import Callable
+Below them the adaptation of a causal model, which becomes a masked diffusion model or is trained on: small changes of a
+frozen base (LoRA, by peft), or all weights. The body looks both ways from the first update, or by degrees; its mask of
+attention can keep the first token for itself, or blocks. Sources: DiffuGPT (2410.17891) for shift and annealing,
+Open-dLLM (2605.06885) for the alignment of hidden states, BD3LM (2503.09573) for blocks.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from sinkscope.errors import CallError
-from sinkscope.lab.adaptation import mask_of, start
-from sinkscope.lab.canvases import Canvases, draw_canvases
-from sinkscope.lab.nulls import draw_nulls, null_tokenizer
-from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.canvases import Canvases, draw_canvases, draw_nulls, null_tokenizer
+from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.lab.vocabulary import build_tokenizer
-from sinkscope.models import add_sink_token, load
+from sinkscope.models import Model, add_sink_token, load
 from sinkscope.models.family import MARK, MARK_POSITIONS
+from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import variant_of
+
+LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RATES = (0.15, 0.5, 0.85)
+"""Masked shares at which held-out text is predicted."""
+ROWS = 24
+"""Held-out canvases."""
 
 
 def choose_tokenizer(recipe: Recipe, texts: Texts | Corpus | None = None) -> Any:
@@ -86,3 +103,174 @@ def source_of(recipe: Recipe, tokenizer: Any, texts: Texts | Corpus | None) -> C
     if texts is not None:
         return TextCanvases(texts, tokenizer, mix).draw
     return lambda seed, update: draw_canvases(mix, tokenizer, seed, update)
+
+
+# The adaptation of a causal model
+
+
+def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) -> Tensor:
+    """Return which keys a query sees, bool [1, 1, query, key]; a random draw while annealing, after the end of which
+    ``update`` is None or negative.
+    """
+    place, block = torch.arange(length), adaptation.block or length
+    causal = place[None] <= place[:, None]
+    seen = place[None] // block <= place[:, None] // block
+    if adaptation.first_alone:
+        seen[0, 1:] = False
+    if update is not None and 0 <= update < adaptation.anneal:
+        source = torch.Generator().manual_seed(update)
+        seen = causal | seen & (torch.rand(length, length, generator=source) < update / adaptation.anneal)
+    return seen[None, None]
+
+
+def start(recipe: Recipe) -> Any:
+    """Return the network of the model to start from, fp32, with the weights that are to be trained; raise CallError
+    where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
+    """
+    adaptation, base, objective = recipe.adaptation, str(recipe.start_from), recipe.objective
+    assert adaptation is not None
+    model = load(base, dtype=torch.float32)
+    network = model.network
+    if not model.family.causal or not hasattr(network, "lm_head") or not hasattr(network.model, "embed_tokens"):
+        expected = "a causal Llama, Qwen2 or Qwen3 to adapt"
+        raise CallError(f"{base}: expected {expected}, found the family {model.family.name}")
+    trained = {}
+    if objective != "next_token":
+        mask_id = mask_of(model, adaptation)
+        network.config.is_causal, network.config.mask_token_id = False, mask_id
+        for layer in network.model.layers:
+            layer.self_attn.is_causal = False
+        setattr(network.config, MARK, "dream" if objective == "shifted_diffusion" else "llada")
+        embedding = network.get_input_embeddings().weight
+        with torch.no_grad():
+            embedding[mask_id] = embedding.mean(0)
+        trained = {"embed_tokens": [mask_id]}
+    if adaptation.rank is None:
+        if adaptation.align:
+            raise CallError("--align: goes with a frozen base, which --rank 0 does not leave")
+        return network.requires_grad_(True)
+    setattr(network.config, BASE_HASH, model.card.weight_hash)
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise CallError("adapting a model needs the package peft: pip install 'sinkscope[peft]'") from error
+    torch.manual_seed(recipe.seed)
+    config = LoraConfig(
+        r=adaptation.rank,
+        lora_alpha=2 * adaptation.rank,
+        target_modules=list(LAYERS),
+        trainable_token_indices=trained or None,
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+    )
+    return inject_adapter_in_model(config, network.requires_grad_(False))
+
+
+def mask_of(model: Model, adaptation: Adaptation) -> int:
+    """Return the id of the mask token; raise CallError where none is named, or it is no special token that texts
+    lack.
+    """
+    tokenizer, text = model.tokenizer, adaptation.mask_token
+    if text is None and tokenizer.mask_token_id is not None:
+        return int(tokenizer.mask_token_id)
+    used = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token}
+    template = str(tokenizer.chat_template or "")
+    free = [one for one in tokenizer.get_added_vocab() if one not in used and one not in template]
+    if text not in free:
+        expected = ", ".join(free) or "none is free"
+        raise CallError(f"mask token: expected one of {expected}, found {text!r}; --mask-token")
+    return int(tokenizer.convert_tokens_to_ids(text))
+
+
+@contextmanager
+def without_adapter(network: Any) -> Iterator[None]:
+    """Compute with the weights of the base while the body runs."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [one for one in network.modules() if isinstance(one, BaseTunerLayer)]
+    for one in layers:
+        one.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for one in layers:
+            one.enable_adapters(True)
+
+
+def adapted_states(network: Any, adaptation: Adaptation, update: int, noisy: Tensor, tokens: Tensor) -> tuple[Any, Any]:
+    """Return the last hidden states [row, position, width] of canvases with masks during an update, and the weighted
+    distance of all hidden states to the base's on the text without masks.
+    """
+    length, align = tokens.shape[1], adaptation.align
+    output = hidden(network, noisy, seen_keys(adaptation, length, update), align > 0)
+    if not align:
+        return output.last_hidden_state, 0.0
+    with torch.no_grad(), without_adapter(network):
+        causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+        wanted = hidden(network, tokens, causal, True).hidden_states
+    pairs = list(zip(output.hidden_states, wanted, strict=True))[1:]  # the first are embeddings
+    far = [1 - F.cosine_similarity(own.float(), other.float(), dim=-1).mean() for own, other in pairs]
+    return output.last_hidden_state, align * torch.stack(far).mean()
+
+
+def hidden(network: Any, tokens: Tensor, seen: Tensor, states: bool = False) -> Any:
+    """Return the output of a network's layers under a mask of attention, bool [1, 1, query, key]."""
+    device = network.lm_head.weight.device
+    bias = torch.zeros(seen.shape, device=device).masked_fill(~seen.to(device), -torch.inf)
+    return network.model(input_ids=tokens.to(device), attention_mask=bias, use_cache=False, output_hidden_states=states)
+
+
+@torch.no_grad()
+def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]) -> dict[str, float]:
+    """Return the nats a token of held-out canvases of one length: of masked tokens at each of `RATES`, and of all
+    tokens under the base, the causal model, where that is left.
+    """
+    adaptation, tokens = recipe.adaptation, torch.from_numpy(np.stack(canvases))
+    assert adaptation is not None
+    mask_id, length, found = network.config.mask_token_id, tokens.shape[1], {}
+    shift = recipe.objective == "shifted_diffusion"
+    source = torch.Generator().manual_seed(1)
+    for rate in RATES:
+        masked = torch.rand(tokens.shape, generator=source) < rate
+        masked[:, 0] = False
+        noisy = tokens.masked_fill(masked, mask_id)
+        found[f"masked_{rate}"] = _nats(network, noisy, tokens, masked, seen_keys(adaptation, length), shift)
+    if adaptation.rank is not None:
+        every = torch.ones_like(tokens, dtype=torch.bool)
+        every[:, 0] = False
+        causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+        with without_adapter(network):
+            found["causal"] = _nats(network, tokens, tokens, every, causal, True)
+    return found
+
+
+def _nats(network: Any, inputs: Tensor, tokens: Tensor, chosen: Tensor, seen: Tensor, shift: bool) -> float:
+    total = 0.0
+    for first in range(0, len(tokens), 8):
+        rows = slice(first, first + 8)
+        states = hidden(network, inputs[rows], seen).last_hidden_state
+        read = chosen[rows].roll(-1, dims=1) if shift else chosen[rows]  # the first column is never chosen
+        logits = network.lm_head(states[read.to(states.device)]).float()
+        total += float(F.cross_entropy(logits, tokens[rows][chosen[rows]].to(logits.device), reduction="sum"))
+    return total / int(chosen.sum())
+
+
+def save_adapter(network: Any, base: str, folder: Path) -> None:
+    """Write the trained part of a network as an adapter folder of peft, bf16, that `load` reads."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
+    stored = {f"base_model.model.{name}": one.detach().to("cpu", torch.bfloat16) for name, one in tensors.items()}
+    save_file({name: one.contiguous() for name, one in stored.items()}, folder / ADAPTER_WEIGHTS)
+    network.peft_config["default"].save_pretrained(folder)
+    adapter = json.loads((folder / ADAPTER_CONFIG).read_text()) | {
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+    }
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(adapter, indent=2))
+    dropped = ("_name_or_path", "quantization_config", "transformers_version")
+    config = {key: one for key, one in network.config.to_dict().items() if key not in dropped}
+    config["architectures"] = [type(network).__name__]
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

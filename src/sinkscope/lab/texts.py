@@ -48,7 +48,6 @@ class Texts:
     documents: tuple[Document, ...]
 
     def tokenizer(self, vocabulary: int = 2048) -> Any:
-        """Return a tokenizer trained on the documents."""
         return train_tokenizer((document.prompt + document.text for document in self.documents), vocabulary)
 
 
@@ -157,10 +156,8 @@ class Corpus:
     folder: Path
     train: np.ndarray
     held_out: np.ndarray
-    vocabulary: int
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer of the corpus."""
         from sinkscope.models.families import FAMILIES
         from sinkscope.models.tokenization import load_tokenizer
 
@@ -216,7 +213,7 @@ def open_corpus(folder: str | Path) -> Corpus:
         files.compare_file(folder / name, sha256, TrainingError, MANIFEST, ADVICE)
     digest = hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()[:16]
     train, held_out = (np.memmap(folder / name, dtype="<u2", mode="r") for name in (TRAIN, HELD_OUT))
-    return Corpus(f"corpus sha256:{digest}", folder, train, held_out, manifest["vocabulary"])
+    return Corpus(f"corpus sha256:{digest}", folder, train, held_out)
 
 
 def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None) -> Callable[[int, int], Canvases]:

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.lab import adaptation, run_folder
+from sinkscope.lab import run_folder, starting_network
 from sinkscope.lab.canvases import PROMPT, Canvases
-from sinkscope.lab.recipes import Recipe
+from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.lab.starting_network import build_network, choose_tokenizer, source_of
 from sinkscope.lab.texts import Corpus, Texts
 from sinkscope.models.devices import find_device, own_defaults
@@ -39,7 +39,7 @@ IGNORED = -100  # a target that is no part of the loss
 
 def mask_canvases(
     canvases: Canvases, mask_id: int, whole_canvas_share: float, generator: torch.Generator, *, first_stays: bool = True
-) -> tuple[torch.Tensor, torch.Tensor, int]:
+) -> tuple[Tensor, Tensor, int]:
     """Mask each answer of a canvas at its own rate p = (1 − 1e-3)·t + 1e-3 with t ~ U(0, 1) (paper 2, §4.1).
 
     Each packed problem counts as a sequence. The values of t in a batch come from equal strata, in random order, so
@@ -77,31 +77,31 @@ def masked_diffusion_loss(
     shift: bool = False,
     first_stays: bool = True,
     flat: bool = False,
-    body: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> torch.Tensor:
+    adapted: tuple[Adaptation, int] | None = None,
+) -> Tensor:
     """Return the cross-entropy on masked tokens, weighted by 1/p, per maskable token: a scalar in nats.
 
     With ``flat`` it is the plain mean over masked tokens, which bounds no likelihood but is much less noisy. With
     ``shift`` a token is predicted from the position to its left, as a causal model is adapted to diffusion (Dream,
-    paper 2's Qwen2.5); the first token of a canvas is then never masked. Masks are drawn on the CPU.
+    paper 2's Qwen2.5); the first token of a canvas is then never masked. Masks are drawn on the CPU. ``adapted``: how a
+    causal model changes, and the number of the update; its distance to the base is added.
     """
     stays = first_stays or shift
     noisy, weights, maskable = mask_canvases(canvases, mask_id, whole_canvas_share, generator, first_stays=stays)
     device = network.lm_head.weight.device
-    own = body or (lambda tokens: network.model(input_ids=tokens, use_cache=False).last_hidden_state)
-    hidden = own(noisy.to(device))
+    if adapted is not None:
+        hidden, distance = starting_network.adapted_states(network, *adapted, noisy, canvases.tokens)
+    else:
+        hidden, distance = network.model(input_ids=noisy.to(device), use_cache=False).last_hidden_state, 0.0
     chosen = weights > 0
-    read = torch.cat([chosen[:, 1:], torch.zeros_like(chosen[:, :1])], dim=1) if shift else chosen
-    logits = network.lm_head(hidden[read]).float()
+    logits = network.lm_head(hidden[chosen.roll(-1, dims=1) if shift else chosen]).float()
     losses = F.cross_entropy(logits, canvases.tokens[chosen].to(device), reduction="none")
     if flat:
-        return losses.sum() / max(1, losses.numel())
-    return (losses * weights[chosen].to(device)).sum() / maskable
+        return losses.sum() / max(1, losses.numel()) + distance
+    return (losses * weights[chosen].to(device)).sum() / maskable + distance
 
 
-def next_token_loss(
-    network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False
-) -> torch.Tensor:
+def next_token_loss(network: Any, canvases: Canvases, *, eos_id: int | None, only_answers: bool = False) -> Tensor:
     """Return the cross-entropy of each token given those before it, over a canvas or its answers only, in nats.
 
     After a complete answer the target is EOS, even where another problem follows on the canvas, so that a model stops
@@ -172,7 +172,7 @@ def train(
     run_folder.cut_log(out, start)
     objective = _objective(recipe, network, tokenizer, device)
     network.train()
-    held_out = run_folder.held_out_rows(recipe, tokenizer, texts, adaptation.ROWS)[0] if recipe.adaptation else []
+    held_out = run_folder.held_out_rows(recipe, tokenizer, texts, starting_network.ROWS)[0] if recipe.adaptation else []
 
     def reached(update: int) -> None:
         if update in recipe.snapshots:
@@ -202,7 +202,7 @@ def train(
                 row = _finite(done, loss, norm, recipe) | {"learning_rate": rate}
                 if done % recipe.validate_every == 0 or last:
                     if recipe.adaptation is not None and recipe.objective != "next_token":
-                        row["held_out"] = adaptation.held_out_losses(network, recipe, held_out)
+                        row["held_out"] = starting_network.held_out_losses(network, recipe, held_out)
                     else:
                         with torch.no_grad():  # held-out batches have negative numbers
                             losses = [objective(draw(-1, -n), -n).item() for n in range(1, VALIDATION_BATCHES + 1)]
@@ -217,7 +217,7 @@ def train(
     return network
 
 
-def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe) -> dict[str, Any]:
+def _finite(update: int, loss: Tensor, norm: Tensor, recipe: Recipe) -> dict[str, Any]:
     row = {"update": update, "loss": loss.item(), "gradient_norm": float(norm)}
     if wrong := {name: value for name, value in row.items() if not math.isfinite(value)}:  # no update leads back
         advice = f"train with a lower learning_rate than {recipe.learning_rate} into another folder"
@@ -225,7 +225,7 @@ def _finite(update: int, loss: torch.Tensor, norm: torch.Tensor, recipe: Recipe)
     return row
 
 
-def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], torch.Tensor]:
+def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], Tensor]:
     """Return the function (batch, update) → loss of a recipe."""
     # A CPU without instructions for bf16 would take minutes where fp32 takes seconds.
     slow = recipe.adaptation is not None and device == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -233,13 +233,12 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
     if recipe.compile:
         network.model.compile(dynamic=False)
 
-    def objective(canvases: Canvases, update: int) -> torch.Tensor:
+    def objective(canvases: Canvases, update: int) -> Tensor:
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16) if bf16 else nullcontext():
             if recipe.objective == "next_token":
                 eos = None if recipe.text else tokenizer.eos_token_id
                 return next_token_loss(network, canvases, eos_id=eos, only_answers=recipe.nulls is not None)
-            body = None if recipe.adaptation is None else adaptation.Body(network, recipe.adaptation, update)
-            loss = masked_diffusion_loss(
+            return masked_diffusion_loss(
                 network,
                 canvases,
                 mask_id=tokenizer.mask_token_id,
@@ -248,9 +247,8 @@ def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Cal
                 shift=recipe.objective == "shifted_diffusion",
                 first_stays=recipe.first_token == "bos",
                 flat=recipe.weighting == "flat",
-                body=body,
+                adapted=None if recipe.adaptation is None else (recipe.adaptation, update),
             )
-            return loss if body is None else loss + body.alignment(canvases.tokens)
 
     return objective
 
@@ -274,30 +272,26 @@ def train_checkpoint(
     with claimed_folder(out, TrainingError):
         recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
         run_folder.check_recipe(recipe, out)
-        if (out / run_folder.weights_of(recipe)).exists():
+        beside, weights = out / run_folder.UNFINISHED_CHECKPOINT, run_folder.weights_of(recipe)
+        if (out / weights).exists():
             outline(str(out))  # the other files of a checkpoint must be there as well
         else:
             network = train(recipe, out, texts=texts, device=device, watch=watch)
-            _save(network, recipe, choose_tokenizer(recipe, texts), out, command)
+            shutil.rmtree(beside, ignore_errors=True)
+            if recipe.adaptation is not None and recipe.adaptation.rank:
+                starting_network.save_adapter(network, str(recipe.start_from), beside)
+            else:
+                with quiet():
+                    network.to("cpu", torch.bfloat16).save_pretrained(beside)
+                    choose_tokenizer(recipe, texts).save_pretrained(beside)
+            content = b"".join(sealed((beside / weights).read_bytes()))
+            (beside / weights).write_bytes(content)
+            made = {"command": command, "torch": torch.__version__}
+            run_folder.write_recipe(recipe, out, **made, weights_sha256=hashlib.sha256(content).hexdigest())
+            # safetensors writes files that only their owner may read.
+            (beside / weights).chmod((out / run_folder.RECIPE).stat().st_mode & 0o777)
+            for path in sorted(beside.iterdir(), key=lambda path: path.name == weights):
+                os.replace(path, out / path.name)
+            beside.rmdir()
         (out / run_folder.STATE).unlink(missing_ok=True)  # a kill may have come between the last rename and this
     return out
-
-
-def _save(network: Any, recipe: Recipe, tokenizer: Any, out: Path, command: str) -> None:
-    """Write the checkpoint into another folder, then move its files, the weights last."""
-    beside, weights = out / run_folder.UNFINISHED_CHECKPOINT, run_folder.weights_of(recipe)
-    shutil.rmtree(beside, ignore_errors=True)
-    if weights == run_folder.WEIGHTS:
-        with quiet():
-            network.to("cpu", torch.bfloat16).save_pretrained(beside)
-            tokenizer.save_pretrained(beside)
-    else:
-        adaptation.save_adapter(network, str(recipe.start_from), beside)
-    content = b"".join(sealed((beside / weights).read_bytes()))
-    (beside / weights).write_bytes(content)
-    run_folder.finish_recipe(out, hashlib.sha256(content).hexdigest(), command=command, torch=torch.__version__)
-    # safetensors writes files that only their owner may read.
-    (beside / weights).chmod((out / run_folder.RECIPE).stat().st_mode & 0o777)
-    for path in sorted(beside.iterdir(), key=lambda path: path.name == weights):
-        os.replace(path, out / path.name)
-    beside.rmdir()

@@ -20,9 +20,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def words() -> list[str]:
-    """Return every token of the lab's texts and every printable ASCII character, sorted."""
+@functools.cache
+def build_tokenizer() -> Any:
+    """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` reads from a folder.
+
+    It knows every token of the lab's texts and every printable ASCII character.
+    """
     import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
 
     letters = [one for one in string.printable if one.isprintable() and one != " "]
     of_problems = (*problems.NAMES, *problems.ITEMS, *problems.PLACES, *problems.DAYS)
@@ -32,23 +37,14 @@ def words() -> list[str]:
     rng = random.Random(0)
     for make in (problems.make_problem, problems.make_code_task):
         texts += [render(make(rng)) for _ in range(2000)]
-    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+    split = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
     found = {"\n", SPACE, SPACE * 4}
     for text in texts:
         found.update(piece for piece, _ in split.pre_tokenize_str(text.replace(" ", SPACE)))
-    return sorted(found)
-
-
-@functools.cache
-def build_tokenizer() -> Any:
-    """Return the tokenizer as a `transformers.PreTrainedTokenizerFast`, which `AutoTokenizer` reads from a folder."""
-    import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
-
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *words()])}
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *sorted(found)])}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+    tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
     fast = as_transformers(tokenizer, unk_token=UNKNOWN)
     fast.chat_template = CHAT_TEMPLATE

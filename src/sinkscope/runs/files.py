@@ -13,7 +13,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,29 +64,17 @@ def parse_json(text: bytes | str, where: str, failure: Failure, advice: str = ""
         raise failure(_message(where, f"expected JSON, found something else ({error})", advice)) from error
 
 
-def read_json_lines(path: Path, failure: Failure, advice: str = "") -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line that is not blank, of a file that `read_text` reads."""
-    return numbered(read_text(path, failure, advice))
-
-
 def numbered(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line that is not blank; only a line feed ends a line, as in JSON lines."""
     return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
-@cache
-def _adapter(kind: Any) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
 def validated(kind: Any, document: Any, where: Path | str, failure: Failure, advice: str = "") -> Any:
     """Return a JSON value as the dataclass (or other type) that is its schema; name the first field that is wrong."""
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        return _adapter(kind).validate_python(document)
+        return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         place = "".join(f"{one}." for one in wrong["loc"])[:-1]

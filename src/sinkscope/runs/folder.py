@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,45 +62,38 @@ def made_folder(folder: Path, wanted: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def exclusive(path: Path, failure: Failure, name: str = "", blocking: bool = True) -> Iterator[None]:
-    """Hold a lock file, which stays, while the body runs; wait for it, or raise where another process holds it.
+def exclusive(path: Path, failure: Failure, name: str = "") -> Iterator[None]:
+    """Wait for a lock file, which stays, and hold it while the body runs.
 
-    Args:
-        name: stands in messages for the protected files.
+    Where a ``name`` stands in messages for the protected files, raise instead if another process holds it, and remove
+    it at the end.
     """
     import filelock
 
-    lock = filelock.FileLock(path.absolute(), thread_local=False, fallback_to_soft=False)
+    path = path.absolute()  # the body may change the current folder
+    lock = filelock.FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
-        lock.acquire(blocking=blocking)
+        lock.acquire(blocking=not name)
     except filelock.Timeout as error:
         owner = path.read_text().strip() if path.exists() else ""
         who = "this process" if owner == str(os.getpid()) else f"process {owner or 'unknown'}"
         raise failure(f"{name}: another run is writing into it ({who}); wait for it or choose another name") from error
     try:
+        if name:
+            with contextlib.suppress(OSError):
+                path.write_text(f"{os.getpid()}\n")
         yield
     finally:
-        lock.release()
-
-
-@contextmanager
-def _held(path: Path, name: str, failure: Failure) -> Iterator[None]:
-    """Hold a lock file while the body runs, and remove it at the end; raise where another process holds it."""
-    path = path.absolute()  # the body may change the current folder
-    with exclusive(path, failure, name, blocking=False):
-        with contextlib.suppress(OSError):
-            path.write_text(f"{os.getpid()}\n")
-        try:
-            yield
-        finally:
+        if name:
             with contextlib.suppress(OSError):
                 path.unlink()  # while it is held: whoever waits for the file that is gone begins anew
+        lock.release()
 
 
 @contextmanager
 def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
     """Make a folder, if there is none, and keep other processes out of it while the body runs."""
-    with made_folder(folder), _held(folder / CLAIM, str(folder), failure):
+    with made_folder(folder), exclusive(folder / CLAIM, failure, str(folder)):
         yield
 
 
@@ -107,7 +101,7 @@ def claimed_folder(folder: Path, failure: Failure) -> Iterator[None]:
 def claimed_file(path: Path, failure: Failure) -> Iterator[None]:
     """Keep others from writing a file, or a folder that appears whole, while the body runs; its folder is made."""
     lock = path.with_name(f".{path.name}{CLAIM}")
-    with made_folder(path.parent, str(path)), _held(lock, str(path), failure):
+    with made_folder(path.parent, str(path)), exclusive(lock, failure, str(path)):
         yield
 
 
@@ -121,38 +115,30 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         among: names of all files that will be written; the folder may then hold others.
     """
     with claimed_folder(folder, failure):
-        whole = folder.absolute()
-        place = whole / f"files{UNFINISHED}"
-        shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
-        there = [name for name in names_in(whole) if not among or name in among]
+        unfinished = f"files{UNFINISHED}"  # of a run that was killed
+        there = [name for name in names_in(folder) if (name in among if among else name != unfinished)]
         if there:
             what = f"{folder}: expected a new or empty folder for {purpose}, found something there ({there[0]})"
             what = f"{folder / there[0]} is there already" if among else what
             raise CallError(f"{what}; choose another folder or delete it")
-        with _moving(place, whole, str(folder), failure, last):
+        with replaced_files(folder, failure, last) as place:
             yield place
 
 
 @contextmanager
-def replaced_files(folder: Path, failure: Failure) -> Iterator[Path]:
+def replaced_files(folder: Path, failure: Failure, last: Collection[str] = ()) -> Iterator[Path]:
     """Give a place for new files of a folder, which replace earlier ones together when the body ends, if it does."""
     whole = folder.absolute()
-    with _moving(whole / f"files{UNFINISHED}", whole, str(folder), failure, ()):
-        yield whole / f"files{UNFINISHED}"
-
-
-@contextmanager
-def _moving(place: Path, whole: Path, name: str, failure: Failure, last: Collection[str]) -> Iterator[None]:
-    """Make a place, and move the files that the body writes there into a folder; remove the place in the end."""
+    place = whole / f"files{UNFINISHED}"
     try:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        yield
+        yield place
         for one in sorted(names_in(place), key=lambda one: one in last):
             (place / one).replace(whole / one)
     except OSError as error:
         why = error.strerror or error
-        raise failure(f"{name} cannot be written ({why}); make room or choose another folder") from error
+        raise failure(f"{folder} cannot be written ({why}); make room or choose another folder") from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -274,3 +260,28 @@ def kind_of_run(run: Mapping[str, Any]) -> str:
     if not isinstance(run.get("model"), dict):
         return "something else"
     return COMPARISON if run.get("compares") == "caches" else EVALUATION
+
+
+# The share of the work that a process does, as torchrun numbers its processes
+
+
+@dataclass(frozen=True)
+class Share:
+    """Every ``count``-th piece of the work from number ``index`` on."""
+
+    index: int = 0
+    count: int = 1
+
+
+ALL = Share()
+
+
+def share_of_process() -> Share:
+    """Return the share that torchrun gives this process in ``RANK`` and ``WORLD_SIZE``; all of the work without it."""
+    return Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def expect_one_process(what: str) -> None:
+    """Raise CallError under torchrun for work that is not divided: its other processes would find the folder locked."""
+    if (count := share_of_process().count) > 1:
+        raise CallError(f"{what} runs in one process, found {count} of torchrun; leave torchrun out")

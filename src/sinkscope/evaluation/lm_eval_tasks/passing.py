@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sinkscope.evaluation.paired_tests import pass_at_k as estimate
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.evaluation.tasks import FENCE
-from sinkscope.runs.share import share_of_process
+from sinkscope.runs.folder import share_of_process
 
 _log = logging.getLogger(__name__)
 

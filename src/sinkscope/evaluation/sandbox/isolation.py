@@ -45,14 +45,12 @@ class Isolation:
         self.refused: dict[str, str] = {}
         self.files_are_others = False  # no file outside the box is of the program's user, or within its reach
 
-    def attempt(
-        self, name: str, measure: Callable[..., None], *arguments: object, protects: Iterable[str] = ()
-    ) -> bool:
+    def attempt(self, name: str, measure: Callable[..., None], *given: object, protects: Iterable[str] = ()) -> bool:
         """Try a measure; note what it protects, or why it was refused."""
         try:
             if name in self.without:
                 raise OSError(errno.ECANCELED, "switched off")
-            measure(*arguments)
+            measure(*given)
         except (OSError, ValueError, AttributeError) as error:  # the last: a function this system does not have
             self.refused[name] = getattr(error, "strerror", None) or str(error)
             return False
@@ -86,10 +84,8 @@ class Isolation:
         self.attempt("memory limit", set_limit, resource.RLIMIT_AS, memory_mb << 20, protects=("memory",))
         self.attempt("time limit", set_limit, resource.RLIMIT_CPU, cpu_s, cpu_s + 1, protects=("time",))
         self.attempt("output limit", set_limit, resource.RLIMIT_FSIZE, FILE_BYTES, protects=("output",))
-        # Root is exempt from the limit on processes.
-        self.attempt(
-            "process limit", set_limit, resource.RLIMIT_NPROC, 1, protects=("processes",) if os.geteuid() else ()
-        )
+        processes = ("processes",) if os.geteuid() else ()  # root is exempt
+        self.attempt("process limit", set_limit, resource.RLIMIT_NPROC, 1, protects=processes)
         self.attempt("no core file", set_limit, resource.RLIMIT_CORE, 0)
         self.attempt("few open files", set_limit, resource.RLIMIT_NOFILE, 64)
         self.attempt("landlock", landlock, ".", protects=("files",))
@@ -187,8 +183,7 @@ def no_new_privileges() -> None:
 
 
 def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
-    ceiling = resource.getrlimit(kind)[1]
-    hard = soft if hard is None else hard
+    ceiling, hard = resource.getrlimit(kind)[1], soft if hard is None else hard
     hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
     resource.setrlimit(kind, (min(soft, hard), hard))
 

@@ -90,7 +90,7 @@ def _reason(said: bytes, code: int | None, cpu_s: str, clock_s: str) -> str:
 
 
 def _work(
-    source: bytes, nonce: str, started: int, replies: int, output: int, isolation: Isolation, memory_mb: int, cpu_s: int
+    source: bytes, nonce: str, started: int, replies: int, output: int, isolation: Isolation, *limits: int
 ) -> None:
     """Confine this process, run the program, write the nonce if it comes to its end; never return."""
     die_with_parent()
@@ -102,7 +102,7 @@ def _work(
     os.environ.clear()
     sys.argv[1:] = []
     sys.path[:] = [path for path in sys.path if "site-packages" not in path]
-    isolation.limit(memory_mb, cpu_s)
+    isolation.limit(*limits)
     os.write(20, f"{json.dumps(isolation.not_enforced())}\n".encode())
     os.read(0, 1)  # until the supervisor has closed it
     module = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -110,16 +110,12 @@ def _work(
         exec(compile(source, "<program>", "exec", dont_inherit=True), module.__dict__)
         last = nonce
     except BaseException as error:  # SystemExit and KeyboardInterrupt end a program too
-        last = _describe(error)
+        try:
+            last = " ".join(f"{type(error).__name__}: {error}".split())[:500].removesuffix(":")
+        except BaseException:  # of the program's own text of its error
+            last = type(error).__name__
+        last = f"left before its end ({last})" if isinstance(error, SystemExit) else last
     with contextlib.suppress(Exception):  # a program may have closed it
         sys.stdout.flush()
     os.write(20, f"\n{last}".encode(errors="replace"))
     os._exit(0)
-
-
-def _describe(error: BaseException) -> str:
-    try:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:500].removesuffix(":")
-    except BaseException:
-        said = type(error).__name__
-    return f"left before its end ({said})" if isinstance(error, SystemExit) else said
