@@ -8,7 +8,7 @@ import pytest
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.evaluation import cache_comparison
-from sinkscope.evaluation.cache_comparison import COMPARISON, Arm, compare_caches, on_sinks, read_arms
+from sinkscope.evaluation.cache_comparison import Arm, compare_caches, on_sinks, read_arms
 from sinkscope.evaluation.paired_tests import Difference, paired_difference
 from sinkscope.lab.prompts import few_shot_prompt, held_out
 
@@ -54,7 +54,7 @@ def items(folder):
 
 def test_rows_are_those_of_the_generations(whole, diffusion):
     document, folder = whole
-    assert json.loads((folder / COMPARISON).read_text()) == json.loads(json.dumps(document))
+    assert json.loads((folder / "caches.json").read_text()) == json.loads(json.dumps(document))
     assert [row["policy"] for row in document["rows"]] == ARMS
     problems = [one for one in held_out("lab-arith") if one.template in ("buy", "give", "find")][:5]
     prompts = [few_shot_prompt(problem, index, 0) for index, problem in enumerate(problems)]

@@ -24,15 +24,13 @@ from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import LikelihoodSettings
 from sinkscope.evaluation.cost import AT_MOST, CARD, Card, cost_document
 from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, p_text, paired_difference, wilson_interval
-from sinkscope.evaluation.results import locked, write_json
+from sinkscope.evaluation.results import locked
 from sinkscope.evaluation.running import Batch, describe_run, open_batches, reseeded, work_through, written_text
 from sinkscope.evaluation.task_plans import Request, TaskPlan, family_and_shape, make_plans, parts_of
 from sinkscope.models import Model, expect_model
 from sinkscope.runs.files import printable, with_checksum
-from sinkscope.runs.folder import COMPARISON as A_COMPARISON
-from sinkscope.runs.folder import expect_one_process
+from sinkscope.runs.folder import COMPARISON, expect_one_process, write_json
 
-COMPARISON = "caches.json"
 WORK = ("forwards", "rows", "projections", "attention", "mlp", "vocabulary", "total")
 PARALLEL = ("threshold", "factor")
 """Settings of a sampler that decode in parallel, which is no cache."""
@@ -114,7 +112,7 @@ def compare_caches(
             if policy is not None:
                 policy.check_canvas(shortest, sampler)
     out, ways = Path(out), {arm.text: arm for arm in arms}
-    with locked(out, kind=A_COMPARISON):
+    with locked(out, kind=COMPARISON):
         described = describe_run(model, batch, request.limit)
         batches = open_batches(out, model, plans, ways, {"compares": "caches", **described})
         order = [plan.task.name for plan in plans]
@@ -126,7 +124,7 @@ def compare_caches(
             found.setdefault((one.plan.task.name, one.way), []).extend(read)
         of_tasks = {plan.task.name: plan.describe() for plan in plans}
         document = with_checksum({**described, "tasks": of_tasks, **comparison_of(found)})
-        write_json(out / COMPARISON, document)
+        write_json(out / "caches.json", document)
     return document
 
 

@@ -41,7 +41,7 @@ class Task:
     """A set of problems.
 
     Attributes:
-        shots: default number of solved problems in a prompt.
+        shots: default number of solved problems in a prompt; takes_shots: whether it may have some.
         runs_programs: whether scoring runs programs that a model wrote.
         problems: loads the problems, always the same ones in the same order.
         prompt: text for a problem, its number and a number of shots; messages: the same as a conversation, or None.
@@ -63,6 +63,7 @@ class Task:
     fingerprint: Callable[[int], str] = lambda shots: "lab"
     asks_likelihoods: bool = False
     passes: int = 1
+    takes_shots: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,6 @@ class Source:
 def hash_rows(*splits: Sequence[Row]) -> str:
     """Return a sha256 over rows, so that another data file under the same results is noticed."""
     return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
-
-
-def expect_no_shots(name: str, shots: int) -> None:
-    """Raise CallError where a task that has no shots is asked with some."""
-    if shots:
-        raise CallError(f"shots: {name} is asked without any, found {shots}")
 
 
 @dataclass(frozen=True)
@@ -217,7 +212,6 @@ def likelihood_task(name: str, data: Path | None) -> Task:
     questions = functools.cache(lambda: tuple(map(benchmark.read, rows())))
 
     def prompt(question: Question, index: int, shots: int) -> str:
-        expect_no_shots(name, shots)
         return question.context
 
     def score(question: Question, asked: Asked) -> Score:
@@ -228,7 +222,11 @@ def likelihood_task(name: str, data: Path | None) -> Task:
     def gold(question: Question) -> str:
         return question.choices[question.gold]
 
-    about: dict[str, Any] = {"fingerprint": lambda shots: hash_rows(rows()), "asks_likelihoods": True}
+    about: dict[str, Any] = {
+        "fingerprint": lambda shots: hash_rows(rows()),
+        "asks_likelihoods": True,
+        "takes_shots": False,
+    }
     return Task(name, 0, False, questions, prompt, gold, score, **about)
 
 

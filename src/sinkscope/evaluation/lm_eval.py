@@ -26,6 +26,7 @@ from lm_eval.api.registry import register_model
 from sinkscope.decoding import Settings, generate, log_likelihood, resolve_settings, settings_of
 from sinkscope.errors import CallError, SinkscopeError
 from sinkscope.evaluation.choices import settings_for
+from sinkscope.evaluation.results import mean_of
 from sinkscope.evaluation.running import answer_until, effect_on, reseeded
 from sinkscope.interventions import parse_rule
 from sinkscope.models import Model, load
@@ -196,12 +197,8 @@ class SinkscopeLM(TemplateLM):
 
 
 def _means(effects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each measure over the effects that have it; None where none has."""
-    means: dict[str, Any] = {}
-    for name in ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head"):
-        values = [effect[name] for effect in effects if effect[name] is not None]
-        means[name] = sum(values) / len(values) if values else None
-    return means
+    names = ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head")
+    return {name: mean_of(effect[name] for effect in effects) for name in names}
 
 
 def main() -> None:

@@ -56,7 +56,6 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``robust``, ``degraded`` or ``undecided``, see the module."""
         if self.p_margin > 1 - CONFIDENCE:
             return "undecided"
         if self.high < -MARGIN:
@@ -71,7 +70,6 @@ class Difference:
 
     @property
     def too_small(self) -> bool:
-        """Whether no verdict was possible because there are too few problems."""
         return self.verdict == "undecided" and self.needed > self.n
 
 
@@ -105,7 +103,6 @@ def _two_sided(z: float) -> float:
 
 
 def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """Return the score interval of a difference of paired shares (Tango 1998)."""
     from scipy.optimize import root_scalar
 
     def end(sign: int, low: float, high: float) -> float:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,21 +20,7 @@ from typing import Any
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.paired_tests import wilson_interval
 from sinkscope.runs import files
-from sinkscope.runs.folder import (
-    ALL,
-    EVALUATION,
-    FINGERPRINTS,
-    WEIGHTS,
-    Items,
-    Share,
-    changed_fingerprint,
-    difference_in_words,
-    differences,
-    exclusive,
-    kind_of_run,
-    made_folder,
-    write_json,
-)
+from sinkscope.runs import folder as runs
 
 RUN, TASK, LOCK, RESULTS = "run.json", "task.json", "lock", "results.json"
 CLAIM = f"{LOCK}.claim"  # held by those who are about to take a lock or to write run.json
@@ -42,19 +28,19 @@ AMOUNTS = ("limit", "problems")  # how many problems are asked, which changes no
 
 
 @contextmanager
-def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator[None]:
+def locked(folder: Path, share: runs.Share = runs.ALL, kind: str = runs.EVALUATION) -> Iterator[None]:
     """Make the folder, and keep other processes out while the body runs, except those with other shares of the work."""
     import fcntl  # not on Windows, where results can still be read
 
-    with made_folder(folder), contextlib.ExitStack() as stack:
+    with runs.made_folder(folder), contextlib.ExitStack() as stack:
         run = files.read_object(folder / RUN)
         strange = [name for name in sorted(os.listdir(folder)) if not name.startswith((LOCK, RUN, RESULTS))]
         holds = f"files without a {RUN} ({strange[0]} …)" if strange and not (folder / RUN).exists() else ""
-        if run is not None and kind_of_run(run) != kind:
-            holds = f"another run: expected {kind}, found {kind_of_run(run)}"
+        if run is not None and runs.kind_of_run(run) != kind:
+            holds = f"another run: expected {kind}, found {runs.kind_of_run(run)}"
         if holds:  # before a lock is left in it
             raise CallError(f"{folder} holds {holds}; choose another or an empty folder")
-        with exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
+        with runs.exclusive(folder / CLAIM, EvaluationError):  # else two that start together would each find nobody
             mine = folder / f"{LOCK}.{share.index}-of-{share.count}"
             own = stack.enter_context(mine.open("a+"))
             others = [one for one in folder.glob(f"{LOCK}.*-of-*") if not one.name.endswith(f"-of-{share.count}")]
@@ -68,10 +54,10 @@ def locked(folder: Path, share: Share = ALL, kind: str = EVALUATION) -> Iterator
         yield
 
 
-def state_of(folder: Path, share: Share) -> tuple[bool, int]:
+def state_of(folder: Path, share: runs.Share) -> tuple[bool, int]:
     """Return whether a process holds a share, and when one last took it, in nanoseconds; 0 if none ever did."""
     path = folder / f"{LOCK}.{share.index}-of-{share.count}"
-    with exclusive(folder / CLAIM, EvaluationError):
+    with runs.exclusive(folder / CLAIM, EvaluationError):
         return (_is_held(path), path.stat().st_mtime_ns) if path.exists() else (False, 0)
 
 
@@ -88,7 +74,7 @@ def _is_held(path: Path) -> bool:
 
 def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Write the descriptions of a run, or refuse those of another one, before one is written; return their hashes."""
-    with exclusive(folder / CLAIM, EvaluationError):
+    with runs.exclusive(folder / CLAIM, EvaluationError):
         mine = {name: json.loads(json.dumps(content)) for name, content in contents.items()}
         theirs = {name: files.read_object(folder / name) for name in mine}
         for name, found in theirs.items():
@@ -98,18 +84,18 @@ def claim(folder: Path, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, 
             amounts = {one: content[one] for one in AMOUNTS if one in content}
             content = {**(theirs[name] or content), **amounts}
             if content != theirs[name]:
-                write_json(folder / name, content)
+                runs.write_json(folder / name, content)
     return {name: hash_claim(content) for name, content in mine.items()}
 
 
 def _compare(folder: Path, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    changed = changed_fingerprint(theirs, mine)
+    changed = runs.changed_fingerprint(theirs, mine)
     ignored = ["model.config_hash"]  # `fingerprints` has it
-    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(WEIGHTS):
+    if changed is not None and mine.get("model", {}).get("weight_hash") == mine.get(runs.WEIGHTS):
         ignored.append("model.weight_hash")  # weights that are in no file
     changes = [
-        difference_in_words(name, old, new, "{name}: {old} → {new}")
-        for name, old, new in differences(_identity(theirs), _identity(mine))
+        runs.difference_in_words(name, old, new, "{name}: {old} → {new}")
+        for name, old, new in runs.differences(_identity(theirs), _identity(mine))
         if name not in ignored
     ]
     if changes or changed is not None:
@@ -124,17 +110,17 @@ def hash_claim(content: Mapping[str, Any]) -> str:
 
 def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a description without amounts, fingerprints, and the path of the model, whose weights may move."""
-    plain = {key: value for key, value in content.items() if key not in (*AMOUNTS, *FINGERPRINTS)}
+    plain = {key: value for key, value in content.items() if key not in (*AMOUNTS, *runs.FINGERPRINTS)}
     if "model" in plain:
         plain["model"] = {key: value for key, value in plain["model"].items() if key != "name"}
     return plain
 
 
-def items_of(folder: Path, task: str, hide: str, *run: str) -> Items:
+def items_of(folder: Path, task: str, hide: str, *run: str) -> runs.Items:
     """Return the items of one task under one rule, one a problem; ``run`` are hashes of `claim`: others do not count."""
     name = re.sub(r"[^\w.+-]", "-", hide)
     name = name if len(name) < 100 else name[:80] + files.checksum_of({"hide": hide})[:16]
-    return Items(folder / task / name, files.checksum_of({"run": run, "task": task, "hide": hide}))
+    return runs.Items(folder / task / name, files.checksum_of({"run": run, "task": task, "hide": hide}))
 
 
 FORMAT = 1
@@ -186,22 +172,24 @@ class Result:
     without_effect: tuple[str, ...] = ()
 
 
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known, None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
     """Return the result of all items of a run, in order; ``known`` are the fields that are not computed from items."""
-
-    def mean(name: str) -> float | None:
-        found = [item["effect"][name] for item in items if (item.get("effect") or {}).get(name) is not None]
-        return sum(found) / len(found) if found else None
-
-    n, correct = len(items), sum(item["correct"] for item in items)
-    idle = [(item.get("effect") or {}).get("without_effect", ()) for item in items]
+    n, correct, effects = len(items), sum(item["correct"] for item in items), [one.get("effect") or {} for one in items]
+    idle = [effect.get("without_effect", ()) for effect in effects]
+    shares = ("removed_share", "removed_share_committed", "hit_rate")
     return Result(
         n=n,
         correct=correct,
         accuracy=correct / n,
         interval=wilson_interval(correct, n),
         measures={name: sum(item["measures"][name] for item in items) / n for name in items[0]["measures"]},
-        **{name: mean(name) for name in ("removed_share", "removed_share_committed", "hit_rate")},
+        **{name: mean_of(effect.get(name) for effect in effects) for name in shares},
         outcomes="".join("01"[item["correct"]] for item in items),
         without_effect=tuple(one for one in idle[0] if all(one in other for other in idle)),
         not_enforced=tuple(sorted({line for item in items for line in item["not_enforced"]})),
@@ -235,13 +223,13 @@ def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
 
 def write_results(folder: Path, results: Sequence[Result]) -> None:
     """Write ``results.json``, keeping its results of other tasks and rules on the same weights, dtype and device."""
-    runs = {(result.weight_hash, result.dtype, result.device) for result in results}
+    same = {(result.weight_hash, result.dtype, result.device) for result in results}
     try:
-        old = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in runs]
+        old = [result for result in read_results(folder) if (result.weight_hash, result.dtype, result.device) in same]
     except (CallError, EvaluationError):
         old = []  # absent or damaged; every result can be made again from its items
     kept = {(one.task, rule_of(one)): asdict(one) for one in (*old, *results)}
-    write_json(folder / RESULTS, files.with_checksum({"format": FORMAT, "results": list(kept.values())}))
+    runs.write_json(folder / RESULTS, files.with_checksum({"format": FORMAT, "results": list(kept.values())}))
 
 
 def read_results(*folders: Path | str) -> list[Result]:
@@ -250,8 +238,8 @@ def read_results(*folders: Path | str) -> list[Result]:
     for folder in map(Path, folders):
         path = next((one for end in ("", ".gz") if (one := folder / f"{RESULTS}{end}").exists()), None)
         if path is None:
-            found = kind_of_run(files.read_object(folder / RUN) or {})
-            if found != EVALUATION:
+            found = runs.kind_of_run(files.read_object(folder / RUN) or {})
+            if found != runs.EVALUATION:
                 raise CallError(f"{folder}: expected a folder that `sinkscope evaluate` wrote, found {found}")
             raise EvaluationError(f"{folder} is unfinished; run the same `sinkscope evaluate` again")
         document = files.read_json_object(path, EvaluationError, AGAIN)  # plain or in gzip

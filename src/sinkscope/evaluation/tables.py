@@ -11,7 +11,7 @@ from sinkscope.counts import counted
 from sinkscope.errors import CallError
 from sinkscope.evaluation.paired_tests import Difference, after_holm, against_controls, p_text
 from sinkscope.evaluation.protocols import published_accuracy
-from sinkscope.evaluation.results import Result, cell_of, hides_k, rule_of, takes_seed
+from sinkscope.evaluation.results import Result, cell_of, hides_k, mean_of, rule_of, takes_seed
 from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
 
 Format = Literal["text", "markdown", "latex", "csv", "json"]
@@ -72,7 +72,7 @@ def compare(results: Sequence[Result]) -> list[Row]:
         if other is not None and (other.hide == one.hide or other.outcomes != one.outcomes):
             raise CallError(f"expected each model, task and rule once, found {one.model}, {one.task}, {one.hide} twice")
         cells[cell_of(one)] = one
-    changes = _corrected({cell: _change([one], results) for cell, one in cells.items()}, cells)
+    changes = _corrected({cell: [one] for cell, one in cells.items()}, results)
     contrasts: dict[str, list[Row]] = {cell: list(_contrasts(one, results)) for cell, one in cells.items()}
     every = [one for found in contrasts.values() for one in found]
     for one, test in zip(every, after_holm([one.pop("difference") for one in every]), strict=True):
@@ -105,15 +105,12 @@ def _change(runs: Sequence[Result], results: Sequence[Result]) -> Difference | N
     return against_controls(base, hidden, -1)
 
 
-def _corrected(changes: Mapping[Any, Difference | None], of: Mapping[Any, Result]) -> dict[Any, Row | None]:
+def _corrected(runs: Mapping[Any, Sequence[Result]], results: Sequence[Result]) -> dict[Any, Row | None]:
     """Return changes after Holm; claims on sinks do not depend on many controls, which are a family of their own."""
-    found: dict[Any, Row | None] = dict.fromkeys(changes)
+    found: dict[Any, Row | None] = dict.fromkeys(runs)
     for control in (False, True):
-        family = {
-            key: one
-            for key, one in changes.items()
-            if one is not None and control == (takes_seed(_word(of[key].hide)) is not None)
-        }
+        mine = [key for key, (one, *_) in runs.items() if control == (takes_seed(_word(one.hide)) is not None)]
+        family = {key: one for key in mine if (one := _change(runs[key], results)) is not None}
         found |= zip(family, (_told(*one) for one in after_holm(list(family.values()))), strict=True)
     return found
 
@@ -137,8 +134,7 @@ def _contrasts(result: Result, results: Sequence[Result]) -> Iterator[Row]:
         sink, *controls = _common([result, *by_seed.values()])
         found: Row = {"control": f"{kind}:{k}" + (f"@{','.join(options)}" if options else ""), "seeds": len(by_seed)}
         for name in ("removed_share", "removed_share_committed"):
-            known = [share for run in by_seed.values() if (share := getattr(run, name)) is not None]
-            found[name] = sum(known) / len(known) if known else None
+            found[name] = mean_of(getattr(run, name) for run in by_seed.values())
         yield found | {"difference": against_controls(sink, controls)}
 
 
@@ -209,18 +205,17 @@ def _text(results: Sequence[Result]) -> str:
         key = (one.model, one.task, rule, one.n, one.weight_hash, one.dtype, one.device, str(one.settings))
         groups.setdefault(key, {})[cell_of(one)] = one, row
     runs = {key: [one for one, _ in group.values()] for key, group in groups.items()}
-    found = {key: _change(mine, results) for key, mine in runs.items()}
-    changes = _corrected(found, {key: mine[0] for key, mine in runs.items()})
+    changes = _corrected(runs, results)
     tables: dict[str, list[list[str]]] = {}
     for key, mine in runs.items():
         _, first = next(iter(groups[key].values()))
         change, times = changes[key], f" ×{len(mine)}" if len(mine) > 1 else ""
-        shares = [one.removed_share for one in mine if one.removed_share is not None]
+        share = mean_of(one.removed_share for one in mine)
         paper = "" if first["published"] is None else f"{first['published']:.2f}"
         line = [f"{key[2]}{times}", str(key[3]), f"{sum(one.accuracy for one in mine) / len(mine):.3f}", paper]
         line += [*_tested(change), "" if change is None else change["verdict"]]
         lines = tables.setdefault(f"{key[0]}, {key[1]}", [])
-        lines.append([*line, f"{100 * sum(shares) / len(shares):.1f} %" if shares else ""])
+        lines.append([*line, "" if share is None else f"{100 * share:.1f} %"])
         beyond = ((f"  − {one['control']} ×{one['seeds']}", one) for one in first["controls"])
         lines += [[name, "", "", "", *_tested(one), "", ""] for name, one in beyond]
     heads = ["hidden", "n", "acc.", "paper", "change (95 %)", "p", "verdict", "taken"]

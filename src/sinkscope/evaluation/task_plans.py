@@ -125,6 +125,8 @@ def resolve_task(family: Family, name: str, task: Task, request: Request) -> tup
         changed += [f"shots {request.shots}"] if request.shots not in (None, shots) else []
         changed += ["chat"] if chat != protocol.chat else []
         used = protocol.line() + (f"; changed: {', '.join(changed)}" if changed else "")
+    if request.shots and not task.takes_shots:
+        raise CallError(f"shots: {task.name} is asked without any, found {request.shots}")
     return sampler, shots if request.shots is None else request.shots, chat, used
 
 

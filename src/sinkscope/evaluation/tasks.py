@@ -5,22 +5,12 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError
-from sinkscope.evaluation.choices import (
-    BENCHMARKS,
-    Message,
-    Row,
-    Score,
-    Source,
-    Task,
-    expect_no_shots,
-    hash_rows,
-    likelihood_task,
-)
+from sinkscope.evaluation.choices import BENCHMARKS, Message, Row, Score, Source, Task, hash_rows, likelihood_task
 from sinkscope.evaluation.sandbox import run_program
 from sinkscope.lab.problems import Problem, read_result
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt, held_out
@@ -51,16 +41,12 @@ def score_program(problem: Problem, text: str) -> Score:
     return Score(result.passed, program, result.reason, result.not_enforced)
 
 
-def _lab_task(name: str, score: Callable[[Problem, str], Score]) -> Task:
-    problems = functools.partial(held_out, name)
-    return Task(name, SHOTS[name], name == "lab-code", problems, few_shot_prompt, lambda one: one.result, score)
+def _lab_task(name: str) -> Task:
+    problems, score = functools.partial(held_out, name), score_program if name == "lab-code" else score_number
+    return Task(name, SHOTS[name], name == "lab-code", problems, few_shot_prompt, attrgetter("result"), score)
 
 
-TASKS = {
-    "lab-arith": _lab_task("lab-arith", score_number),
-    "lab-code": _lab_task("lab-code", score_program),
-    "lab-sums": _lab_task("lab-sums", score_number),
-}
+TASKS = {name: _lab_task(name) for name in SHOTS}
 
 
 # GSM8K: tasks gsm8k and gsm8k_cot (version 3 each) of lm-eval, and paper 2's form
@@ -118,7 +104,6 @@ def gsm8k_two_pass(name: str, data: Path | None) -> Task:
     test = _gsm8k_rows(data, "test")
 
     def prompt(row: Row, index: int, shots: int) -> str:
-        expect_no_shots(name, shots)
         return f"Question: {row['question']}"
 
     def score(row: Row, text: str) -> Score:
@@ -126,7 +111,7 @@ def gsm8k_two_pass(name: str, data: Path | None) -> Task:
         read, gold = _normal(found[-1]).strip() if found else None, _normal(row["answer"])
         return Score(read == gold, read, f"{read}, expected {gold}" if found else "no number after ####")
 
-    about: dict[str, Any] = {"fingerprint": lambda shots: hash_rows(test()), "passes": 2}
+    about: dict[str, Any] = {"fingerprint": lambda shots: hash_rows(test()), "passes": 2, "takes_shots": False}
     return Task(name, 0, False, test, prompt, itemgetter("answer"), score, **about)
 
 
@@ -184,7 +169,6 @@ def humaneval(name: str, data: Path | None) -> Task:
     rows = functools.cache(lambda: source.rows("test"))
 
     def messages(row: Row, index: int, shots: int) -> list[Message]:
-        expect_no_shots(name, shots)
         if not instruct:
             return [{"role": "user", "content": row["prompt"]}]
         block = f"{FENCE}python\n{row['prompt']}\n"
@@ -203,7 +187,8 @@ def humaneval(name: str, data: Path | None) -> Task:
         result = run_program(f"{program}\n{tests(row)}")
         return Score(result.passed, program, result.reason, result.not_enforced, {"pass@1": result.passed})
 
-    return Task(name, 0, True, rows, prompt, tests, score, messages, STOPS, lambda shots: hash_rows(rows()))
+    about: dict[str, Any] = {"fingerprint": lambda shots: hash_rows(rows()), "takes_shots": False}
+    return Task(name, 0, True, rows, prompt, tests, score, messages, STOPS, **about)
 
 
 # By name
@@ -219,10 +204,9 @@ def find_task(name: str, data: Mapping[str, Path] | None = None) -> Task:
     if name not in PUBLISHED:
         raise CallError(f"no task {name!r}: expected one of {', '.join([*TASKS, *PUBLISHED])}")
     given = (data or {}).get(name, (data or {}).get(PUBLISHED[name]))
-    if name in BENCHMARKS:
-        return likelihood_task(name, given)
-    two_pass = gsm8k_two_pass if name == "gsm8k_two_pass" else gsm8k
-    return (humaneval if PUBLISHED[name] == "humaneval" else two_pass)(name, given)
+    makers = {"gsm8k_two_pass": gsm8k_two_pass, "gsm8k": gsm8k, "humaneval": humaneval}
+    make = makers.get(name) or makers.get(PUBLISHED[name], likelihood_task)
+    return make(name, given)
 
 
 def read_data_flags(flags: Sequence[str]) -> dict[str, Path]:

@@ -115,7 +115,6 @@ def _finished(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _one_window(model: Model, rule: Composed, window: Sequence[int], context: int, behind: bool) -> dict[str, Any]:
-    """Return the nats of a window's answer, and what the rule did to its attention."""
     if behind:  # sees the context's call, and hides nothing from it
         rule = compose(*(replace(part, steps=(1,)) if part.steps is None else part for part in rule.parts))
     with rule(model) as hiding, (received := Received(behind)).on(model.network):

@@ -167,15 +167,9 @@ def held_out(task: str) -> tuple[Problem, ...]:
     return tuple(problems.values())
 
 
-@functools.cache
-def questions_of(task: str) -> frozenset[str]:
-    """Return the questions of a held-out set."""
-    return frozenset(problem.question for problem in held_out(task))
-
-
 def training_problems(rng: random.Random, task: str, *templates: tuple[str, ...]) -> Iterator[Problem]:
     """Yield problems without end, none of them with a held-out question; see `make_problem` for its ``templates``."""
-    (make, *_), questions = SETS[task], questions_of(task)
+    (make, *_), questions = SETS[task], {problem.question for problem in held_out(task)}
     drawn: Iterator[Problem] = iter(lambda: make(rng, *templates), None)
     return (problem for problem in drawn if problem.question not in questions)
 

@@ -1,8 +1,7 @@
 """The folder of a training run: its recipe, its log, its state after the last save, and snapshots of its weights.
 
 The state holds weights and moments of each parameter, and the number of the update. State and snapshots hold the
-checksum of their run's recipe. Every file is written under another name and renamed, so that a kill leaves the previous
-one intact.
+checksum of their run's recipe.
 """
 
 import json

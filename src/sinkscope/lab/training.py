@@ -226,7 +226,6 @@ def _finite(update: int, loss: Tensor, norm: Tensor, recipe: Recipe) -> dict[str
 
 
 def _objective(recipe: Recipe, network: Any, tokenizer: Any, device: str) -> Callable[[Canvases, int], Tensor]:
-    """Return the function (batch, update) → loss of a recipe."""
     # A CPU without instructions for bf16 would take minutes where fp32 takes seconds.
     slow = recipe.adaptation is not None and device == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     bf16 = recipe.autocast and not slow

@@ -16,16 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sinkscope.errors import CallError, EvaluationError, SinkscopeError
-from sinkscope.runs.files import (
-    CHECKSUM,
-    UNFINISHED,
-    checksum_of,
-    compare_checksum,
-    read_json_object,
-    read_object,
-    with_checksum,
-    write_whole,
-)
+from sinkscope.runs import files
 
 CLAIM = ".claim"
 """Name of the lock in a folder that is being written."""
@@ -115,7 +106,7 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
         among: names of all files that will be written; the folder may then hold others.
     """
     with claimed_folder(folder, failure):
-        unfinished = f"files{UNFINISHED}"  # of a run that was killed
+        unfinished = f"files{files.UNFINISHED}"  # of a run that was killed
         there = [name for name in names_in(folder) if (name in among if among else name != unfinished)]
         if there:
             what = f"{folder}: expected a new or empty folder for {purpose}, found something there ({there[0]})"
@@ -129,7 +120,7 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
 def replaced_files(folder: Path, failure: Failure, last: Collection[str] = ()) -> Iterator[Path]:
     """Give a place for new files of a folder, which replace earlier ones together when the body ends, if it does."""
     whole = folder.absolute()
-    place = whole / f"files{UNFINISHED}"
+    place = whole / f"files{files.UNFINISHED}"
     try:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -162,10 +153,10 @@ class Items:
     def read(self, index: int, beside: int = 0) -> dict[str, Any] | None:
         """Return a committed item; None too if it stood ``beside`` fewer problems. A damaged one is set aside."""
         path = item_path(self.folder, index, ".json")
-        item = read_object(path)
+        item = files.read_object(path)
         if item is None and not path.exists():
             return None
-        ours = item is not None and item.pop(CHECKSUM, None) == checksum_of(item)
+        ours = item is not None and item.pop(files.CHECKSUM, None) == files.checksum_of(item)
         if not ours or (item["run"], item["index"]) != (self.run, index):
             aside = path.with_name(f"{path.name}.damaged")
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
@@ -177,14 +168,14 @@ class Items:
 
     def commit(self, index: int, item: Mapping[str, Any]) -> None:
         content = json.loads(json.dumps({"run": self.run, "index": index, **item}))
-        write_json(item_path(self.folder, index, ".json"), with_checksum(content))
+        write_json(item_path(self.folder, index, ".json"), files.with_checksum(content))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object as a whole file, in a folder that is made."""
     kept = "what was done before is kept: make room and run the same command again"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)
+    files.write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), EvaluationError, kept)
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -223,7 +214,7 @@ def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Fa
     """Claim the folder of a run, a new one or that of the same run, while the body runs; give its identity's sha256.
 
     Args:
-        name: of the file that holds the identity, plain values; it goes where the body raises before there is another.
+        name: of the file that holds the identity, plain values; it goes where the body makes no other.
         what: another run, in messages.
 
     Raises:
@@ -231,26 +222,25 @@ def run_folder(folder: Path, name: str, identity: Mapping[str, Any], failure: Fa
         failure: it cannot be written, or another process writes into it.
     """
     with claimed_folder(folder, failure):
-        path, run = folder / name, with_checksum(identity)
-        names = [one for one in names_in(folder) if not one.endswith(UNFINISHED)]
+        path, run = folder / name, files.with_checksum(identity)
+        names = [one for one in names_in(folder) if not one.endswith(files.UNFINISHED)]
         if names and name not in names:
             raise CallError(f"{folder} holds something else ({min(names)} …), no {name}; choose a new or empty folder")
         if names:
-            theirs = read_json_object(path, failure)
-            compare_checksum(theirs, path, failure)
-            if (other := first_difference({**theirs, CHECKSUM: run[CHECKSUM]}, run)) is not None:
+            theirs = files.read_json_object(path, failure)
+            files.compare_checksum(theirs, path, failure)
+            if (other := first_difference({**theirs, files.CHECKSUM: run[files.CHECKSUM]}, run)) is not None:
                 words = difference_in_words(*other, "its {name} is {old!r}, now it is {new!r}")
                 change = changed_fingerprint(theirs, run) if other[0] in FINGERPRINTS else None
                 raise CallError(f"{folder} holds {what}: {change or f'{words}; choose another folder'}")
         else:
             advice = "make room or choose another folder; the same command goes on"
-            write_whole(path, json.dumps(run, indent=1).encode() + b"\n", failure, advice)
+            files.write_whole(path, json.dumps(run, indent=1).encode() + b"\n", failure, advice)
         try:
-            yield run[CHECKSUM]
-        except BaseException:
+            yield run[files.CHECKSUM]
+        finally:
             if not names and names_in(folder) == [name]:
                 path.unlink()
-            raise
 
 
 def kind_of_run(run: Mapping[str, Any]) -> str:
