@@ -141,7 +141,7 @@ class Asked:
 
 
 class Benchmark(NamedTuple):
-    """Repository and configuration of the data, split, fields of a row; ``acc_norm`` is published where it is normed."""
+    """Repository and configuration of data, split, fields of a row; ``acc_norm`` is published where it is normed."""
 
     hub: tuple[str, str | None]
     split: str

@@ -30,7 +30,7 @@ CHOICE_TOKENS |= {"race": (450, 4, 8), "social_iqa": (35, 3, 6), "lambada": (80,
 
 @dataclass(frozen=True)
 class Shape:
-    """A network's sizes; tied embeddings count once among the parameters; without ``head_dim`` heads share ``hidden``."""
+    """A network's sizes; tied embeddings count once among the parameters; without ``head_dim`` heads share the width."""
 
     layers: int
     heads: int
@@ -50,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of work: a task for one model, or recorded generations; ``name`` says what needs it, such as a table."""
+    """One piece of work: a task for one model, or recorded generations; ``name`` says what needs it, as a table."""
 
     name: str
     model: str

@@ -89,7 +89,7 @@ class SinkscopeLM(TemplateLM):
         return self.model.card.name.replace("/", "__")
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the rule and its mean effect on the answers and likelihoods of all processes, for lm-eval's results."""
+        """Return the rule and its mean effect on the answers and likelihoods of all processes, for its results."""
         return {"hide": self.hide, "effects": len(self._effects), **_means(self._effects)}
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

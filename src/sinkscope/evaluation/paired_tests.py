@@ -74,7 +74,7 @@ class Difference:
 
 
 def paired_difference(changed: Sequence[int], unchanged: Sequence[int]) -> Difference:
-    """Return accuracy under one condition minus another's, of the same problems (1 correct); Tango's interval (1998)."""
+    """Return accuracy under one condition minus another's, of the same problems (1 right); Tango's interval (1998)."""
     one, other = np.asarray([changed, unchanged], dtype=float)
     gained, lost = int((one > other).sum()), int((one < other).sum())
     low, high = _tango(gained, lost, n := len(one))

@@ -136,7 +136,7 @@ PROTOCOLS = tuple(Protocol(*kind, *row) for kind, rows in _PUBLISHED.items() for
 
 
 def variant_of(family: str, model: str) -> str:
-    """Return ``base``, ``instruct``, ``1.5``, ``mixcot`` or ``coder-base`` …, from a model's name, else an empty text."""
+    """Return ``base``, ``instruct``, ``1.5``, ``mixcot`` or ``coder-base`` …, from a model's name, else nothing."""
     name = model.rstrip("/").split("/")[-1].lower()
     coder = "diffucoder" if "diffucoder" in name else "coder" if "dream-coder" in name else ""
     if family == "dream" and coder:

@@ -127,7 +127,7 @@ def evaluate(
 def open_batches(
     out: Path, model: Model, plans: Sequence[TaskPlan], ways: Mapping[str, Any], described: Mapping[str, Any]
 ) -> list[Batch]:
-    """Claim a folder for a run, and return its batches by task, way (by the text that names its folder) and problems."""
+    """Claim a folder for a run; return its batches by task, way (by the text that names its folder) and problems."""
     asked = {f"{plan.task.name}/{TASK}": plan.describe() for plan in plans}
     run, *of_tasks = claim(out, {RUN: {**described, **fingerprints(model)}, **asked}).values()
     batches, size = [], described["batch"]

@@ -163,7 +163,7 @@ def _normal(text: str) -> str:
 
 
 def humaneval(name: str, data: Path | None) -> Task:
-    """Return ``humaneval``, or ``humaneval_instruct``, a request whose answer begins with the prompt in a code block."""
+    """Return ``humaneval``, or ``humaneval_instruct``, a request whose answer begins with the prompt as code."""
     instruct = name == "humaneval_instruct"
     source = Source("humaneval", data, ("openai/openai_humaneval", None), ("task_id", "prompt", "entry_point", "test"))
     rows = functools.cache(lambda: source.rows("test"))
