@@ -23,7 +23,7 @@ from sinkscope.decoding import generate, known_caches, make_batch, parse_cache, 
 from sinkscope.errors import CallError
 from sinkscope.evaluation.choices import LikelihoodSettings
 from sinkscope.evaluation.cost import AT_MOST, CARD, Card, cost_document
-from sinkscope.evaluation.paired_tests import MARGIN, Difference, holm, p_text, paired_difference, wilson_interval
+from sinkscope.evaluation.paired_tests import MARGIN, holm, p_text, paired_difference, points, wilson_interval
 from sinkscope.evaluation.results import locked
 from sinkscope.evaluation.running import Batch, describe_run, open_batches, reseeded, work_through, written_text
 from sinkscope.evaluation.task_plans import Request, TaskPlan, family_and_shape, make_plans, parts_of
@@ -249,18 +249,13 @@ def _right(items: Items) -> list[int]:
     return [int(item["correct"]) for item in items]
 
 
-def on_sinks(change: Difference) -> str:
+def on_sinks(change: Any) -> str:
     """Return the verdict of the module on the accuracy with sinks read minus that without."""
     if change.low > 0:
         return "keep"
     if change.high < 0:
         return "filter"
     return "discount" if change.low > -MARGIN and change.high < MARGIN else "undecided"
-
-
-def points(change: Mapping[str, Any]) -> str:
-    """Return a difference of accuracies with its interval, in points."""
-    return f"{100 * change['mean']:+.1f} ({100 * change['low']:+.1f} … {100 * change['high']:+.1f})"
 
 
 HEAD = "policy,accuracy,difference,p,within a point,same tokens,same answers,multiply-adds".split(",")

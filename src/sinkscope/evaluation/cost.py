@@ -30,7 +30,7 @@ CHOICE_TOKENS |= {"race": (450, 4, 8), "social_iqa": (35, 3, 6), "lambada": (80,
 
 @dataclass(frozen=True)
 class Shape:
-    """A network's sizes; tied embeddings count once among the parameters; without ``head_dim`` heads share the width."""
+    """A network's sizes; tied embeddings count once in ``parameters``; without ``head_dim`` heads share ``hidden``."""
 
     layers: int
     heads: int

@@ -11,9 +11,10 @@ Beside other tests, `after_holm` corrects both: the p-value of any change, and t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +149,11 @@ def after_holm(tests: Sequence[Difference]) -> list[tuple[Difference, float]]:
     margins = holm([one.p_margin for one in tests])
     corrected = [replace(one, p_margin=margin) for one, margin in zip(tests, margins, strict=True)]
     return list(zip(corrected, holm([one.p_value for one in tests]), strict=True))
+
+
+def points(change: Mapping[str, Any], between: str = " … ") -> str:
+    """Return a difference of accuracies with its interval, in points."""
+    return f"{100 * change['mean']:+.1f} ({100 * change['low']:+.1f}{between}{100 * change['high']:+.1f})"
 
 
 def p_text(value: float | None) -> str:

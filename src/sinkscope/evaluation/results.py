@@ -117,7 +117,7 @@ def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def items_of(folder: Path, task: str, hide: str, *run: str) -> runs.Items:
-    """Return the items of one task under one rule, one a problem; ``run`` are hashes of `claim`; others do not count."""
+    """Return the items of one task under one rule, one a problem; ``run``: hashes of `claim`; others do not count."""
     name = re.sub(r"[^\w.+-]", "-", hide)
     name = name if len(name) < 100 else name[:80] + files.checksum_of({"hide": hide})[:16]
     return runs.Items(folder / task / name, files.checksum_of({"run": run, "task": task, "hide": hide}))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
-from sinkscope.evaluation.paired_tests import Difference, after_holm, against_controls, p_text
+from sinkscope.evaluation.paired_tests import Difference, after_holm, against_controls, p_text, points
 from sinkscope.evaluation.protocols import published_accuracy
 from sinkscope.evaluation.results import Result, cell_of, hides_k, mean_of, rule_of, takes_seed
 from sinkscope.runs.files import in_markdown, json_text, markdown_cell, printable
@@ -231,7 +231,7 @@ def _unseeded(rule: str) -> str:
 
 
 def _tested(change: Row | None) -> list[str]:
-    return ["", ""] if change is None else [_points(change).replace(" to ", ", "), p_text(change["p_holm"])]
+    return ["", ""] if change is None else [points(change, ", "), p_text(change["p_holm"])]
 
 
 def text_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -274,19 +274,16 @@ def _cell(row: Row) -> str:
 def _comparison(row: Row) -> list[str]:
     change = row["change"]
     against = [
-        f"{one['control']} ×{one['seeds']}: {_points(one)}, p {p_text(one['p_holm'])}" for one in row["controls"]
+        f"{one['control']} ×{one['seeds']}: {points(one, ' to ')}, p {p_text(one['p_holm'])}" for one in row["controls"]
     ]
     verdict = change["verdict"] + (" (n too small)" if change["too_small"] else "")
     shares = [row[name] for name in ("removed_share", "removed_share_committed", "hit_rate")]
     return [
-        *(row["model"], row["task"], row["hide"], str(change["n"]), _points(change), p_text(change["p_holm"]), verdict),
+        *(row["model"], row["task"], row["hide"], str(change["n"])),
+        *(points(change, " to "), p_text(change["p_holm"]), verdict),
         *("–" if share is None else f"{100 * share:.1f} %" for share in shares),
         "; ".join(against) or "–",
     ]
-
-
-def _points(change: Mapping[str, Any]) -> str:
-    return f"{100 * change['mean']:+.1f} ({100 * change['low']:+.1f} to {100 * change['high']:+.1f})"
 
 
 def _latex(rows: Sequence[Row]) -> str:
