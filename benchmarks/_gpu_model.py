@@ -17,7 +17,7 @@ def random_model(shape: str, device: str, dtype: torch.dtype, max_positions: int
     """Random weights made on the device itself, the lab's tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from sinkscope.lab.vocabulary import build_tokenizer
+    from sinkscope.lab.prompts import build_tokenizer
     from sinkscope.models import FAMILIES, Model, ModelCard
 
     torch.manual_seed(0)

@@ -69,7 +69,7 @@ def random_model(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from sinkscope.lab.vocabulary import build_tokenizer
+    from sinkscope.lab.prompts import build_tokenizer
     from sinkscope.models import FAMILIES, Model, ModelCard
 
     torch.manual_seed(0)

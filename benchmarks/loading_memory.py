@@ -23,7 +23,7 @@ def write_checkpoint(folder: Path) -> int:
     """Returns its size in bytes."""
     from safetensors.torch import save_file
 
-    from sinkscope.lab.vocabulary import build_tokenizer
+    from sinkscope.lab.prompts import build_tokenizer
 
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)

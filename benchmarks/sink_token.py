@@ -9,10 +9,10 @@ import torch
 from _measuring import flags, interleaved, ratio, show
 
 from sinkscope.lab.canvases import draw_canvases
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import RECIPES
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import _objective
-from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import add_sink_token
 from sinkscope.models.sink_network import with_sink
 from sinkscope.models.sink_token import SinkToken, constant_keys

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 import sinkscope
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.vocabulary import build_tokenizer
 
 LETTERS = 8
 SOURCE, FIRST_LETTER, FIRST_LETTERED = 20, 21, 40  # ids of the lab's tokenizer; what they read as does not matter

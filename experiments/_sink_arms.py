@@ -22,9 +22,8 @@ from _settings import Arguments, commit, made_by
 
 import sinkscope
 from sinkscope.errors import CallError
-from sinkscope.lab.problems import Problem
+from sinkscope.lab.problems import Problem, question_text
 from sinkscope.lab.prompts import held_out
-from sinkscope.lab.vocabulary import question_text
 from sinkscope.statistics.intervals import interval_of_means
 
 LENGTH = 32

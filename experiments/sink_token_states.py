@@ -32,7 +32,7 @@ from _sink_arms import Arm, arguments_of, find_arms, measure_arms, prompts, show
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError
 from sinkscope.interventions import HideSinkToken
-from sinkscope.lab.vocabulary import question_text
+from sinkscope.lab.problems import question_text
 from sinkscope.sinks import is_sink
 
 

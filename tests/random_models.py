@@ -4,9 +4,9 @@ import dataclasses
 
 import torch
 
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import RECIPES, Architecture
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.vocabulary import build_tokenizer
 
 TINY = Architecture(layers=3, hidden_size=40, heads=5, kv_heads=5, intermediate_size=56, max_positions=256)
 

@@ -9,9 +9,9 @@ import torch
 from random_models import TINY
 
 import sinkscope
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import RECIPES
 from sinkscope.lab.starting_network import build_network
-from sinkscope.lab.vocabulary import build_tokenizer
 
 PROMPTS = ["Q: 1 + 2\nA:", "Q: 1 + 2 + 3\nA:"]
 ON_META = torch.device("meta")  # where nothing can be read

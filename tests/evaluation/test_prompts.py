@@ -3,9 +3,8 @@ import random
 
 import pytest
 
-from sinkscope.lab.problems import SETS, held_out, training_problems
+from sinkscope.lab.problems import SETS, held_out, question_text, render, training_problems
 from sinkscope.lab.prompts import SHOTS, few_shot_prompt
-from sinkscope.lab.vocabulary import question_text, render
 
 
 @pytest.mark.parametrize("task", SETS)

@@ -79,7 +79,7 @@ def _lit_gpt(folder: Path) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "models"))
     from smdm_weights import Shape, lit_gpt_weights
 
-    from sinkscope.lab.vocabulary import build_tokenizer
+    from sinkscope.lab.prompts import build_tokenizer
 
     build_tokenizer().save_pretrained(folder)
     path = folder / "tokenizer_config.json"

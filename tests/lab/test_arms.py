@@ -9,11 +9,11 @@ from closeness import assert_close, terms_of
 
 import sinkscope
 from sinkscope.lab.canvases import draw_canvases
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import RECIPES, SHORT, Architecture
 from sinkscope.lab.run_folder import LOG
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import mask_canvases, masked_diffusion_loss, train_checkpoint
-from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models.folding import fold
 
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)

@@ -6,10 +6,10 @@ import torch
 from closeness import assert_close, terms_of
 
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix, draw_canvases
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import Architecture, Recipe
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import mask_canvases, masked_diffusion_loss, next_token_loss
-from sinkscope.lab.vocabulary import build_tokenizer
 
 MASK, LEAST = 2, 1e-3
 SMALL = Recipe("small", "masked_diffusion", updates=1, architecture=Architecture(2, 24, 3, 3, 40, 96))

@@ -12,11 +12,13 @@ from sinkscope.lab.problems import (
     held_out,
     make_code_task,
     make_problem,
+    question_text,
     read_result,
+    render,
     training_problems,
 )
+from sinkscope.lab.prompts import BOS, build_tokenizer
 from sinkscope.lab.recipes import SHORT
-from sinkscope.lab.vocabulary import BOS, build_tokenizer, question_text, render
 
 # A change of the generators moves every published number, so it must be made on purpose.
 PROBLEMS_SHA256 = "93ab41683f40952a7ba366fe3c039ac64cf69f7d2b5e58e169541810530742a2"

@@ -12,11 +12,11 @@ import sinkscope
 from sinkscope.errors import CallError, ModelError, TrainingError
 from sinkscope.lab import starting_network, training
 from sinkscope.lab.canvases import CanvasMix, draw_canvases
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import RECIPES, Architecture, Recipe
 from sinkscope.lab.run_folder import LOG, RECIPE, SNAPSHOTS, STATE, check_recipe
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import learning_rate, train, train_checkpoint
-from sinkscope.lab.vocabulary import build_tokenizer
 
 TINY = Recipe(
     "tiny",

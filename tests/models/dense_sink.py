@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.models import SinkToken, add_sink_token
 
 SHAPE = {

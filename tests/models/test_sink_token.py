@@ -222,7 +222,7 @@ def test_a_copy_has_its_own_sink():
 
 
 def test_an_id_in_use_is_refused_and_a_free_one_is_not():
-    from sinkscope.lab.vocabulary import build_tokenizer
+    from sinkscope.lab.prompts import build_tokenizer
 
     tokenizer = build_tokenizer()
     text = tokenizer.convert_ids_to_tokens(7)

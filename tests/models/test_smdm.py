@@ -12,7 +12,7 @@ from smdm_weights import COLUMNS, KINDS, MASK, SHAPE, SINK, canvas, lit_gpt_weig
 
 import sinkscope
 from sinkscope.errors import CallError, ModelError
-from sinkscope.lab.vocabulary import build_tokenizer
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.models import FAMILIES
 from sinkscope.models.converting import convert, convert_weights
 from sinkscope.models.folding import fold

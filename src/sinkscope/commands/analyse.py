@@ -169,8 +169,8 @@ def _training_counts(source: str, trace: Any) -> dict[int, int]:
         except ValueError as error:
             raise CallError(f"--training-counts {source}: expected JSON {{token id: count}}; {error}") from error
     from sinkscope.lab.canvases import draw_canvases
+    from sinkscope.lab.prompts import build_tokenizer
     from sinkscope.lab.recipes import RECIPES
-    from sinkscope.lab.vocabulary import build_tokenizer
 
     name = trace.manifest.get("model", {}).get("name")
     if name not in RECIPES:

@@ -17,8 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from sinkscope.lab.problems import training_problems
-from sinkscope.lab.vocabulary import question_text
+from sinkscope.lab.problems import question_text, training_problems
 
 PROMPT = -1
 LETTERS = "abcd"

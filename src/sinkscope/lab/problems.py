@@ -174,6 +174,16 @@ def training_problems(rng: random.Random, task: str, *templates: tuple[str, ...]
     return (problem for problem in drawn if problem.question not in questions)
 
 
+def render(problem: Problem) -> str:
+    """Return a problem with its worked answer, as in the shots of a prompt."""
+    return f"{question_text(problem)} {problem.worked}"
+
+
+def question_text(problem: Problem) -> str:
+    """Return a problem up to the beginning of its answer."""
+    return f"Q: {problem.question}\nA:"
+
+
 def read_result(answer: str) -> str | None:
     """Return the whole number after the last ``####`` of an answer; None where there is none."""
     found = re.findall(r"####\s*(-?\d+)(?!\d)", answer)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sinkscope.errors import CallError
 from sinkscope.lab.canvases import Canvases, draw_canvases, draw_nulls, null_tokenizer
+from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
-from sinkscope.lab.vocabulary import build_tokenizer
 from sinkscope.models import Model, add_sink_token, load
 from sinkscope.models.family import MARK, MARK_POSITIONS
 from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH

@@ -20,7 +20,7 @@ import torch
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT, Canvases, CanvasMix
-from sinkscope.lab.vocabulary import BOS, EOS, MASK, as_transformers
+from sinkscope.lab.prompts import BOS, EOS, MASK, as_transformers
 from sinkscope.progress import show_progress
 from sinkscope.runs import files
 from sinkscope.runs.folder import new_folder
