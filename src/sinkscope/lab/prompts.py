@@ -83,8 +83,7 @@ def build_tokenizer() -> Any:
 
     It knows every token of the lab's texts and every printable ASCII character.
     """
-    import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     letters = [one for one in string.printable if one.isprintable() and one != " "]
     of_problems = (*problems.NAMES, *problems.ITEMS, *problems.PLACES, *problems.DAYS)
@@ -94,12 +93,12 @@ def build_tokenizer() -> Any:
     rng = random.Random(0)
     for make in (problems.make_problem, problems.make_code_task):
         texts += [problems.render(make(rng)) for _ in range(2000)]
-    split = pre_tokenizers.Split(tokenizers.Regex(_PIECES), "isolated")
+    split = pre_tokenizers.Split(Regex(_PIECES), "isolated")
     found = {"\n", SPACE, SPACE * 4}
     for text in texts:
         found.update(piece for piece, _ in split.pre_tokenize_str(text.replace(" ", SPACE)))
     vocabulary = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *sorted(found)])}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Replace(" ", SPACE)
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])

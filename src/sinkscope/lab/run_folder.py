@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save
 
 from sinkscope.errors import CallError, TrainingError
 from sinkscope.lab.canvases import PROMPT
@@ -95,8 +96,6 @@ def save_state(out: Path, network: Any, optimiser: torch.optim.Optimizer, update
 
 def load_state(out: Path, network: Any, optimiser: torch.optim.Optimizer) -> int:
     """Set a network and its optimiser to the last saved state; return its number of updates, 0 where there is none."""
-    from safetensors.torch import load_file
-
     if not (out / STATE).exists():
         return 0
     metadata = compare_weights(out / STATE, out, _ANEW)
@@ -166,8 +165,6 @@ def check_data(run: TrainingRun, texts: Texts | Corpus | None) -> None:
 
 def network_at(run: TrainingRun, update: int, tokenizer: Any) -> Any:
     """Return the network after an update that has a snapshot; raise TrainingError for a damaged or another's file."""
-    from safetensors.torch import load_file
-
     path = run.weights[update]
     named = update if path.parent.name == SNAPSHOTS else None
     compare_weights(path, run.folder, "put back the snapshot of this run, or take it out", named)
@@ -208,7 +205,5 @@ def _mark(out: Path) -> str:
 
 
 def _write_tensors(path: Path, tensors: dict[str, torch.Tensor], update: int, out: Path) -> None:
-    from safetensors.torch import save
-
     content = files.sealed(save(tensors, {"update": str(update), "run": _mark(out)}))
     files.write_whole(path, content, TrainingError, _ROOM)

@@ -76,11 +76,10 @@ def _document(line: str, where: str) -> Document:
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     """Return a byte-level BPE tokenizer trained on texts, with the lab's special tokens; same texts, same tokenizer."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    cut = pre_tokenizers.Split(tokenizers.Regex(rf"\S{{{LONGEST_WORD}}}"), "isolated")
+    tokenizer = Tokenizer(models.BPE())
+    cut = pre_tokenizers.Split(Regex(rf"\S{{{LONGEST_WORD}}}"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
