@@ -200,9 +200,9 @@ def summarise(items: Sequence[Mapping[str, Any]], **known: Any) -> Result:
 
 def collect(folder: Path, wanted: Sequence[tuple[str, str]]) -> list[Result]:
     """Return the results of pairs of task and rule from the items in a folder, and write them to ``results.json``."""
-    run, results, missing = files.read_object(folder / RUN), [], 0
+    run, results, missing = files.read_object(folder / RUN) or {}, [], 0
     for task, hide in wanted:
-        asked = files.read_object(folder / task / TASK)
+        asked = files.read_object(folder / task / TASK) or {}
         stored = items_of(folder, task, hide, hash_claim(run), hash_claim(asked))
         count, batch, model = asked["problems"], run["batch"], run["model"]
         read = [stored.read(index, min(batch, count - index // batch * batch)) for index in range(count)]

@@ -117,7 +117,7 @@ def resolve_task(family: Family, name: str, task: Task, request: Request) -> tup
         defaults = {"length": length} | ({"steps": length} if "steps" in names else {})
         if {"steps", "block"} <= names.keys():
             defaults["block"] = min(2 * BLOCK if task.name in PUBLISHED_LENGTHS else BLOCK, length)
-        sampler = resolve_settings(family, **(published or defaults) | settings)
+        sampler = resolve_settings(family, **dict(published or defaults) | settings)
     shots, chat, used = task.shots, request.chat, None
     if protocol is not None:
         shots, chat = protocol.shots, protocol.chat or request.chat

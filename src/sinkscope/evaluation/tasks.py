@@ -193,7 +193,7 @@ def humaneval(name: str, data: Path | None) -> Task:
 
 # By name
 
-PUBLISHED = dict.fromkeys(("gsm8k", "gsm8k_cot", "gsm8k_two_pass"), "gsm8k")
+PUBLISHED: dict[str, str] = dict.fromkeys(("gsm8k", "gsm8k_cot", "gsm8k_two_pass"), "gsm8k")
 PUBLISHED |= dict.fromkeys(("humaneval", "humaneval_instruct"), "humaneval") | {name: name for name in BENCHMARKS}
 
 

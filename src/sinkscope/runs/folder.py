@@ -156,8 +156,8 @@ class Items:
         item = files.read_object(path)
         if item is None and not path.exists():
             return None
-        ours = item is not None and item.pop(files.CHECKSUM, None) == files.checksum_of(item)
-        if not ours or (item["run"], item["index"]) != (self.run, index):
+        damaged = item is None or item.pop(files.CHECKSUM, None) != files.checksum_of(item)
+        if item is None or damaged or (item["run"], item["index"]) != (self.run, index):
             aside = path.with_name(f"{path.name}.damaged")
             with contextlib.suppress(FileNotFoundError):  # another process was quicker
                 os.replace(path, aside)
