@@ -15,8 +15,7 @@ from sinkscope.errors import CallError
 from sinkscope.evaluation.cost import CHOICE_TOKENS, PROBLEMS, estimate
 from sinkscope.evaluation.papers import ACCURACY, CHECKPOINTS, LAB, TASKS, paper1, paper2, published_accuracy, rules_for
 from sinkscope.evaluation.protocols import PROTOCOLS, find_protocol
-from sinkscope.models.converting import convert
-from sinkscope.models.folding import fold
+from sinkscope.models.converting import convert, fold
 
 
 def test_rules_have_controls_and_llamas_decide_by_the_last_row():
