@@ -90,7 +90,7 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
         return path
     import huggingface_hub
 
-    bar, kinds = counting_bar(None, MB), {"allow_patterns": SMALL, "ignore_patterns": ["*/*"]}
+    bar, kinds = counting_bar(None, MB), dict[str, Any](allow_patterns=SMALL, ignore_patterns=["*/*"])
     with _hub_errors(name):  # what is in the cache needs no connection
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, tqdm_class=bar, **kinds))
     if weights:

@@ -208,8 +208,8 @@ def _before_stack(stack: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return args, {**kwargs, "sinkscope_prefixes": prefixes(stack, None)}
     names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
     inputs = dict(zip(names, args, strict=False)) | kwargs
-    ids, mask, positions, cache, embeds = (inputs.get(name) for name in names)
-    entering = ids if ids is not None else embeds
+    ids, mask, positions, cache = (inputs.get(name) for name in names[:4])
+    entering = ids if ids is not None else inputs["inputs_embeds"]
     length = entering.shape[1]
     seen = 0 if cache is None else int(cache.get_seq_length())
     real = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None  # [batch, key], 0 on padding
