@@ -14,8 +14,7 @@ from sinkscope.lab.recipes import RECIPES
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import _objective
 from sinkscope.models import add_sink_token
-from sinkscope.models.sink_network import with_sink
-from sinkscope.models.sink_token import SinkToken, constant_keys
+from sinkscope.models.sink_token import SinkToken, constant_keys, with_sink
 
 REPEATS = 25
 SHAPES = ((192, 6, 6, 8, 96), (192, 6, 6, 1, 256), (1024, 4, 16, 1, 512))

@@ -8,7 +8,7 @@ from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.models import SinkToken
-from sinkscope.models.sink_network import with_sink
+from sinkscope.models.sink_token import with_sink
 
 
 class Products(torch.utils._python_dispatch.TorchDispatchMode):

@@ -25,8 +25,7 @@ from sinkscope.evaluation.protocols import (
     published_accuracy,
     rules_for,
 )
-from sinkscope.models.converting import convert
-from sinkscope.models.folding import fold
+from sinkscope.models.converting import convert, fold
 
 
 def test_rules_have_controls_and_llamas_decide_by_the_last_row():

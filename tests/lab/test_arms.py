@@ -14,7 +14,7 @@ from sinkscope.lab.recipes import RECIPES, SHORT, Architecture
 from sinkscope.lab.run_folder import LOG
 from sinkscope.lab.starting_network import build_network
 from sinkscope.lab.training import mask_canvases, masked_diffusion_loss, train_checkpoint
-from sinkscope.models.folding import fold
+from sinkscope.models.converting import fold
 
 SMALL = Architecture(layers=2, hidden_size=24, heads=3, kv_heads=3, intermediate_size=40, max_positions=96)
 FEW = dataclasses.replace(SHORT, tokens=192)

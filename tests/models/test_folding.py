@@ -10,7 +10,7 @@ import sinkscope
 from sinkscope.attention import Hider, Watcher, subscribed
 from sinkscope.errors import CallError
 from sinkscope.models import SinkToken, add_sink_token
-from sinkscope.models.folding import fold
+from sinkscope.models.converting import fold
 
 VARIANTS = [
     SinkToken(),

@@ -14,8 +14,7 @@ import sinkscope
 from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.models import FAMILIES
-from sinkscope.models.converting import convert, convert_weights
-from sinkscope.models.folding import fold
+from sinkscope.models.converting import convert, convert_weights, fold
 
 SMDM = FAMILIES["smdm"]
 

@@ -18,6 +18,6 @@ class Fold(Command):
     out: Path
 
     def run(self) -> None:
-        from sinkscope.models.folding import fold
+        from sinkscope.models.converting import fold
 
         print(fold(self.model, self.out))

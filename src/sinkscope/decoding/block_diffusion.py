@@ -1,19 +1,15 @@
 """Block diffusion: block after block, each by diffusion behind a cache of the finished ones: SDAR, LLaDA 2, Fast-dLLM
 v2, and dllm's samplers for adapted models, of which MDLM is LLaDA's loop with a schedule and a shift to choose.
 
-A step is one forward call. Most denoise the running block; its queries are the block, its keys everything up to its
-end. The others only *read*: the whole blocks of the prompt before the first block, and each block once it is finished.
-They store keys and values and commit nothing. Prompts are written one after the other, as published. LLaDA 2 and BD3LM
-have no such cache, but as no token sees a later block, finished blocks come out the same.
+Most steps denoise the running block: it is the queries, everything up to its end the keys. The others only *read*, and
+commit nothing: the whole blocks of the prompt before the first block, and each block once it is finished. Prompts are
+written one by one, as published. LLaDA 2 and BD3LM have no such cache, but finished blocks come out the same.
 
-Quirk: SDAR, above temperature 0: a step commits as many tokens as its share says even where fewer masks are left, and
-then replaces tokens that were written, the end of the prompt in the first block included. The published evaluation,
-which temperature 0 follows, does not.
-Quirk: SDAR's confidences are probabilities of the whole vocabulary at temperature 0; above it, of the tokens that top_k
-and top_p leave.
+Quirk: SDAR, above temperature 0: a step commits its whole share even where fewer masks are left, and then replaces
+tokens that were written, the prompt's in the first block included. The published evaluation (temperature 0) does not.
+Quirk: SDAR's confidences are over the whole vocabulary at temperature 0; above it, over what top_k and top_p leave.
 Quirk: the last block ends where a block ends, up to block − 1 tokens beyond the length; BD3LM counts blocks from the
 end of the prompt.
-Quirk: LLaDA 2: a block has at most as many steps as there are tokens to write.
 Quirk: Fast-dLLM v2 (Efficient-Large-Model/Fast_dLLM_v2_7B, modeling.py): writing stops as soon as no mask is left in
 front of an end token; masks behind it stay, and its block is not read. A prompt of exactly one block is read, where the
 published function forgets it. Not modelled: the cache within a block (``use_block_cache``).
@@ -24,6 +20,7 @@ would commit none are left out. Not modelled: the binomial schedule, ``cfg_keep_
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,36 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.attention import mask_for
 from sinkscope.decoding.blocks import BlockRule, block_steps, prompt_by_prompt, quotas
 from sinkscope.decoding.canvas import Batch, Step, WorkMeter, publishing
-from sinkscope.decoding.projection import check_finite, with_unconditional, within_top_k, within_top_p
-from sinkscope.decoding.settings import (
-    A2DSettings,
-    BlockDiffusionSettings,
-    FastDLLMv2Settings,
-    LLaDA2Settings,
-    SDARSettings,
-)
+from sinkscope.decoding.projection import check_finite, stored_call, with_unconditional, within_top_k, within_top_p
+from sinkscope.decoding.settings import A2DSettings, LLaDA2Settings
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models import Model
 from sinkscope.models.families.basic_family import ENCODER
-
-
-def sdar_steps(model: Model, batch: Batch, settings: SDARSettings) -> Iterator[Step]:
-    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
-    return block_diffusion_steps(model, batch, settings, BlockWriter)
-
-
-def llada2_steps(model: Model, batch: Batch, settings: LLaDA2Settings) -> Iterator[Step]:
-    """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
-    steps = min(settings.block_steps, settings.length)
-    return block_diffusion_steps(model, batch, replace(settings, block_steps=steps), BlockWriter)
-
-
-def fast_dllm_v2_steps(model: Model, batch: Batch, settings: FastDLLMv2Settings) -> Iterator[Step]:
-    """Write ``settings.length`` tokens in blocks behind each prompt; one `Step` a forward call."""
-    return block_diffusion_steps(model, batch, settings, FastDLLMv2Writer)
 
 
 def a2d_steps(model: Model, batch: Batch, settings: A2DSettings) -> Iterator[Step]:
@@ -77,14 +51,10 @@ def a2d_steps(model: Model, batch: Batch, settings: A2DSettings) -> Iterator[Ste
 def block_diffusion_steps(model: Model, batch: Batch, settings: Any, writer: type["BlockWriter"]) -> Iterator[Step]:
     """Write ``settings.length`` tokens behind each prompt, up to the end of a block; one `Step` a forward call."""
     finals = [writer.end(own, settings) for own in batch.lengths]
-    if max(finals) > model.card.max_positions:
-        raise CallError(
-            f"the canvas does not fit: the last block of {settings.block} ends at token {max(finals)}, {model.limit}; "
-            "shorten the prompt or --length"
-        )
-    most = max(final - own for final, own in zip(finals, batch.lengths, strict=True))
+    whole = f"the last block of {settings.block} ends at token {max(finals)}"
+    model.expect_room(max(finals), whole, "; shorten the prompt or --length")
     ends = torch.tensor(finals, device="cpu")
-    yield from prompt_by_prompt(model, batch, settings, lambda one, its: writer(model, one, its).steps(), most, ends)
+    yield from prompt_by_prompt(model, batch, settings, lambda one, its: writer(model, one, its).steps(), ends)
 
 
 class BlockWriter:
@@ -93,8 +63,7 @@ class BlockWriter:
     def __init__(self, model: Model, batch: Batch, settings: Any) -> None:
         from transformers import DynamicCache
 
-        assert model.card.mask_id is not None
-        self.model, self.batch, self.settings, self.mask_id = model, batch, settings, model.card.mask_id
+        self.model, self.batch, self.settings, self.mask_id = model, batch, settings, model.mask_id
         self.prompt = batch.tokens.shape[1]
         self.final = self.end(self.prompt, settings)
         self.canvas = pad(batch.tokens, (0, self.final - self.prompt), value=self.mask_id)
@@ -107,13 +76,11 @@ class BlockWriter:
 
     @staticmethod
     def end(prompt: int, settings: Any) -> int:
-        """Return where the last block ends."""
         return -(-(prompt + settings.length) // settings.block) * settings.block
 
-    @torch.no_grad()
     def steps(self) -> Iterator[Step]:
         """Yield each call with the tokens so far."""
-        block, canvas = self.settings.block, self.canvas
+        block = self.settings.block
         first = self.prompt // block * block
         with (
             self.model.network.model.blocks_of(block),
@@ -121,14 +88,17 @@ class BlockWriter:
         ):
             if first:
                 yield self.call(0, first)
-            for start in range(first, self.final, block):
-                for share in quotas(block, self.settings.block_steps):
-                    if not bool((canvas[:, start : start + block] == self.mask_id).any()):
-                        break
-                    yield self.call(start, start + block, share)
-                yield self.call(start, start + block)
-                if self.settings.stop and bool(torch.isin(canvas[:, self.prompt : start + block], self.ends).any()):
-                    return
+            yield from self._write(first, block)
+
+    def _write(self, first: int, block: int) -> Iterator[Step]:
+        for start in range(first, self.final, block):
+            for share in quotas(block, self.settings.block_steps):
+                if not bool((self.canvas[:, start : start + block] == self.mask_id).any()):
+                    break
+                yield self.call(start, start + block, share)
+            yield self.call(start, start + block)
+            if self.settings.stop and bool(torch.isin(self.canvas[:, self.prompt : start + block], self.ends).any()):
+                return
 
     def call(self, start: int, stop: int, share: int | None = None) -> Step:
         """Denoise some positions behind the cache; without a share read them, which stores their keys and values."""
@@ -162,22 +132,28 @@ class BlockWriter:
         return slice(stop if share is None else start, stop)
 
     def _inputs(self, stop: int) -> Tensor:
-        """Return the canvases of a call, int64 [copy, position]."""
         return self.canvas[:, :stop].clone()
 
     def _read(self, inputs: Tensor, start: int, reads: bool) -> Tensor:
         """Return the hidden states [copy, query, width] of the positions behind the cache."""
         positions = torch.arange(start, inputs.shape[1], device=inputs.device)[None]
-        return self.model.network.model(
-            input_ids=inputs[:, start:], position_ids=positions, past_key_values=self.cache, use_cache=True
-        ).last_hidden_state
+        return stored_call(self.model, inputs[:, start:], positions, None, self.cache)
 
     def _choose(self, hidden: Tensor, masked: Tensor, share: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Return each position's token and its probability, and which positions are committed, each [position]."""
-        logits = self.model.network.lm_head(hidden)[0].to(masked.device)
-        token, probability = draw(check_finite(logits), self.settings, self.source)
-        chosen = _places(probability, masked, share, self.settings)
-        return token, probability, chosen & masked if self.settings.temperature == 0 else chosen
+        settings, logits = self.settings, self.model.network.lm_head(hidden)[0].to(masked.device)
+        token, probability = draw(check_finite(logits), settings, self.source)
+        confidence, chosen = torch.where(masked, probability, -torch.inf), torch.zeros_like(masked)
+        sure = confidence > settings.threshold
+        if settings.remasking == "sequential":
+            first = int(masked.nonzero()[0])
+            chosen[first : first + share] = True
+        elif settings.remasking == "dynamic" and int(sure.sum()) >= share:
+            chosen = sure
+        else:
+            share = share if settings.replaces else min(share, int(masked.sum()))
+            chosen[torch.topk(confidence, share).indices] = True
+        return token, probability, chosen & masked if settings.temperature == 0 else chosen
 
 
 def draw(logits: Tensor, settings: Any, source: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -193,22 +169,6 @@ def draw(logits: Tensor, settings: Any, source: torch.Generator) -> tuple[Tensor
     return token[:, 0], probabilities.gather(-1, token)[:, 0]
 
 
-def _places(probability: Tensor, masked: Tensor, share: int, settings: BlockDiffusionSettings) -> Tensor:
-    """Return which positions of a block a step commits, bool [position], by the probabilities of their tokens."""
-    chosen = torch.zeros_like(masked)
-    if settings.remasking == "sequential":
-        first = int(masked.nonzero()[0])
-        chosen[first : first + share] = True
-        return chosen
-    confidence = torch.where(masked, probability, -torch.inf)
-    sure = confidence > settings.threshold
-    if settings.remasking == "dynamic" and int(sure.sum()) >= share:
-        return sure
-    share = share if settings.replaces else min(share, int(masked.sum()))
-    chosen[torch.topk(confidence, share).indices] = True
-    return chosen
-
-
 class FastDLLMv2Writer(BlockWriter):
     """Writes one prompt; ``share`` is where in its block the small block begins."""
 
@@ -216,27 +176,18 @@ class FastDLLMv2Writer(BlockWriter):
     def end(prompt: int, settings: Any) -> int:
         return (prompt // settings.block - (-settings.length // settings.block)) * settings.block + 1
 
-    @torch.no_grad()
-    def steps(self) -> Iterator[Step]:
-        block, small = self.settings.block, self.settings.small_block
-        first = self.prompt // block * block
-        with (
-            self.model.network.model.blocks_of(block),
-            publishing(self.model, self.batch, self.settings) as self.publisher,
-        ):
-            if first:
-                yield self.call(0, first)
-            for start in range(first, self.final - 1, block):
-                for share in range(0, block, small):
-                    inner = self.canvas[:, start + share : start + share + small]  # a view
-                    while not self._ended() and (left := int((inner == self.mask_id).sum())):
-                        yield self.call(start, start + block, share)
-                        if self.settings.temperature == 0 and left == int((inner == self.mask_id).sum()):
-                            name = self.model.card.name
-                            raise ModelError(f"{name}: expected a token in place of a mask, found the mask token")
-                if self._ended():
-                    return
-                yield self.call(start, start + block)
+    def _write(self, first: int, block: int) -> Iterator[Step]:
+        small = self.settings.small_block
+        for start in range(first, self.final - 1, block):
+            for share in range(0, block, small):
+                inner = self.canvas[:, start + share : start + share + small]  # a view
+                while not self._ended() and (left := int((inner == self.mask_id).sum())):
+                    yield self.call(start, start + block, share)
+                    if self.settings.temperature == 0 and left == int((inner == self.mask_id).sum()):
+                        raise ModelError("expected a token in place of a mask, found the mask token")
+            if self._ended():
+                return
+            yield self.call(start, start + block)
 
     def _ended(self) -> bool:
         """Return whether the answer has an end token without masks in front of it."""
@@ -288,7 +239,6 @@ class BD3LMWriter(BlockWriter):
     def end(prompt: int, settings: A2DSettings) -> int:
         return prompt + settings.length
 
-    @torch.no_grad()
     def steps(self) -> Iterator[Step]:
         block, length = self.settings.block, self.settings.length
         steps = -(-self.settings.steps // -(-length // block))
@@ -315,13 +265,9 @@ class BD3LMWriter(BlockWriter):
         here = torch.arange(start, stop, device=inputs.device)
         seen = self.seen[start:stop, :stop] & real
         seen[here - start, here] = True  # padding would see nothing
-        hidden = self.model.network.model(
-            input_ids=inputs[:, start:],
-            attention_mask=mask_for(self.model.network, seen.expand(len(inputs), 1, -1, -1)),
-            position_ids=(real.long().cumsum(-1) - 1).clamp(min=0)[start:].expand(len(inputs), -1),
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state
+        positions = (real.long().cumsum(-1) - 1).clamp(min=0)[start:].expand(len(inputs), -1)
+        seen = seen.expand(len(inputs), 1, -1, -1)
+        hidden = stored_call(self.model, inputs[:, start:], positions, seen, self.cache)
         if reads:
             self.last = hidden[:, -1:]
         return hidden
@@ -345,3 +291,13 @@ class BD3LMWriter(BlockWriter):
         confidence = torch.where(masked, probability, -torch.inf)
         chosen[confidence.topk(min(share, int(masked.sum()))).indices] = True
         return token, probability, chosen
+
+
+sdar_steps = partial(block_diffusion_steps, writer=BlockWriter)
+fast_dllm_v2_steps = partial(block_diffusion_steps, writer=FastDLLMv2Writer)
+
+
+def llada2_steps(model: Model, batch: Batch, settings: LLaDA2Settings) -> Iterator[Step]:
+    """Write with at most as many steps a block (a quirk) as there are tokens to write."""
+    steps = min(settings.block_steps, settings.length)
+    return block_diffusion_steps(model, batch, replace(settings, block_steps=steps), BlockWriter)

@@ -2,8 +2,7 @@
 step the surest tokens of a block are committed.
 
 Confidences are scattered back into the full canvas before top-k, so that ties break as published. Each row draws from
-its own seed what the published loop draws for it alone: noise for the whole canvas, then the uniform confidences. See
-docs/quirks.md. MMaDA takes confidences in float64 and has no EOS switches.
+its own seed what the published loop draws for it alone: noise for the whole canvas, then the uniform confidences.
 
 Quirk: ``confidence_eos_eot_inf`` sets EOS on the noisy logits and EoT on the plain ones in one chained assignment.
 At temperature 0 both names are one tensor, so both tokens lose confidence; above 0 only EoT does.
@@ -46,11 +45,9 @@ def llada_steps(model: Model, batch: Batch, settings: LLaDASettings) -> Iterator
     eos, vocabulary = model.card.eos_id, model.tokenizer.get_vocab()
     eot = model.tokenizer.convert_tokens_to_ids("<|eot_id|>") if "<|eot_id|>" in vocabulary else None
     lost = [] if not settings.confidence_eos_eot_inf else [eot] if settings.temperature > 0 else [eos, eot]
-    rule = BlockRule(
-        never=() if eos is None or not settings.logits_eos_inf else (eos,),
-        late=tuple(token for token in lost if token is not None),
-    )
-    return block_steps(model, batch, settings, rule)
+    never = () if eos is None or not settings.logits_eos_inf else (eos,)
+    late = tuple(token for token in lost if token is not None)
+    return block_steps(model, batch, settings, BlockRule(never=never, late=late))
 
 
 def mmada_steps(model: Model, batch: Batch, settings: MMaDASettings) -> Iterator[Step]:
@@ -81,9 +78,7 @@ def block_steps(model: Model, batch: Batch, settings: BlockSettings, rule: Block
     if parallel and len(batch.tokens) > 1 and current_session(model.network) is not None:
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: block_steps(model, one, its, rule))
         return
-    mask_id = model.card.mask_id
-    assert mask_id is not None
-    canvas, layout = masked_canvas(batch, settings.length, mask_id)
+    mask_id, (canvas, layout) = model.mask_id, masked_canvas(batch, settings.length, model.mask_id)
     rows, width = batch.tokens.shape
     prompt = canvas != mask_id
     sources = row_generators(settings.seed, rows, canvas.device)
@@ -181,10 +176,8 @@ def _choose(
 
 def surest(confidence: Tensor, threshold: float, factor: float = 0.0) -> Tensor:
     """Return which candidates a step of parallel decoding commits, bool [batch, position]; the surest one always
-    (Fast-dLLM, algorithm 1).
-
-    ``confidence`` is −∞ where there is no candidate. A ``factor`` commits the n surest, for the largest n up to which
-    (n + 1)(1 − p_n) stays below it.
+    (Fast-dLLM, algorithm 1). ``confidence`` is −∞ where there is no candidate. A ``factor`` commits the n surest, for
+    the largest n up to which (n + 1)(1 − p_n) stays below it.
     """
     if factor:
         ordered, order = confidence.sort(dim=-1, descending=True, stable=True)
@@ -197,17 +190,11 @@ def surest(confidence: Tensor, threshold: float, factor: float = 0.0) -> Tensor:
 
 
 def prompt_by_prompt(
-    model: Model,
-    batch: Batch,
-    settings: Any,
-    write: Callable[[Batch, Any], Iterator[Step]],
-    length: int | None = None,
-    ends: Tensor | None = None,
+    model: Model, batch: Batch, settings: Any, write: Callable[[Batch, Any], Iterator[Step]], ends: Any = None
 ) -> Iterator[Step]:
-    """Yield the steps of one prompt after the other, in the coordinates of the batch."""
-    mask_id = model.card.mask_id
-    assert mask_id is not None
-    canvas, _ = masked_canvas(batch, settings.length if length is None else length, mask_id)
+    """Yield the steps of one prompt after the other, in the coordinates of the batch; ``ends`` are `Step.lengths`."""
+    length = settings.length if ends is None else int((ends - torch.tensor(batch.lengths, device="cpu")).max())
+    canvas, _ = masked_canvas(batch, length, model.mask_id)
     meter, number = WorkMeter(model.network, len(canvas)), 0
     for row, own in enumerate(batch.lengths):
         first, mine = batch.tokens.shape[1] - own, slice(row, row + 1)

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 
 from sinkscope.attention import GenerationStart, Session, StepContext, StepResult, generating_in, upload
 from sinkscope.decoding.settings import Settings, described
-from sinkscope.errors import CallError
 from sinkscope.models import Model
 
 
@@ -94,17 +93,11 @@ class WorkMeter:
 
     def work(self, row: int) -> Work:
         """Return the work of a row so far; this waits for a GPU."""
-        rows = self._rows[row]
-        return Work(
-            forwards=self._forwards[row],
-            rows=round(rows / self._layers),
-            projections=rows * self._projections
-            + self._values[row] * self._value
-            + self._forwards[row] * self._token_projections,
-            attention=self._pairs[row] * self._pair,
-            mlp=rows * self._mlps // self._layers + self._forwards[row] * self._token_mlps,
-            vocabulary=int(self._words[row]) * self._word,
-        )
+        forwards, rows = self._forwards[row], self._rows[row]
+        projections = rows * self._projections + self._values[row] * self._value + forwards * self._token_projections
+        attention, vocabulary = self._pairs[row] * self._pair, int(self._words[row]) * self._word
+        mlp = rows * self._mlps // self._layers + forwards * self._token_mlps
+        return Work(forwards, round(rows / self._layers), projections, attention, mlp, vocabulary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +136,8 @@ class Batch:
 def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[str | None], length: int) -> Batch:
     """Return prompts padded on the left; `CallError` where ``length`` more tokens exceed the maximum."""
     width = max(map(len, prompts))
-    if width + length > model.card.max_positions:
-        raise CallError(
-            f"the canvas does not fit: a prompt of {width} tokens and {length} to write make {width + length}, "
-            f"{model.limit}; shorten the prompt or --length"
-        )
+    whole = f"a prompt of {width} tokens and {length} to write make {width + length}"
+    model.expect_room(width + length, whole, "; shorten the prompt or --length")
     padding = model.card.eos_id if model.card.eos_id is not None else 0
     rows = [[padding] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     real = [[place >= width - len(prompt) for place in range(width)] for prompt in prompts]
@@ -158,6 +148,7 @@ def make_batch(model: Model, prompts: Sequence[Sequence[int]], texts: Sequence[s
 class Layout:
     """The places of the real tokens in a batch of canvases: the right end of each row."""
 
+    real: Tensor  # bool [batch, position], False on padding
     # bool [batch, 1, query, key]; None without padding. For a mask [batch, key] the network would wait for the GPU.
     seen: Tensor | None
     positions: Tensor  # int64 [batch, position], from 0 at the first real token
@@ -168,12 +159,9 @@ class Layout:
 def lay_out(real: Tensor) -> Layout:
     """Return the layout of canvases; ``real`` marks their real tokens, bool [batch, position]."""
     lengths = real.sum(-1).cpu()
-    return Layout(
-        seen=None if bool(real.all()) else real[:, None, None].expand(-1, 1, real.shape[1], -1),
-        positions=(real.long().cumsum(-1) - 1).clamp(min=0),
-        lengths=lengths,
-        starts=tuple((real.shape[1] - lengths).tolist()),
-    )
+    seen = None if bool(real.all()) else real[:, None, None].expand(-1, 1, real.shape[1], -1)
+    positions = (real.long().cumsum(-1) - 1).clamp(min=0)
+    return Layout(real, seen, positions, lengths, tuple((real.shape[1] - lengths).tolist()))
 
 
 def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layout]:
@@ -184,10 +172,8 @@ def masked_canvas(batch: Batch, length: int, mask_id: int) -> tuple[Tensor, Layo
 
 
 class Publisher:
-    """Publishes each step to the subscribers of a model; does nothing when there are none.
-
-    A token of a causal model is read from the query in front of it; one of a diffusion model with ``shift`` too, except
-    the first of a row. A position that is masked again is no commit.
+    """Publishes each step to the subscribers of a model, if any. A token of a causal model is read from the query in
+    front of it; one of a diffusion model with ``shift`` too, except the first of a row. A new mask is no commit.
     """
 
     def __init__(
@@ -199,25 +185,16 @@ class Publisher:
         self.listened = session is not None
 
     def before(
-        self,
-        tokens: Tensor,
-        masked: Tensor,
-        lengths: Tensor,
-        rows: Sequence[int],
-        candidates: Tensor | None = None,
-        final_queries: bool | None = None,
+        self, tokens: Tensor, masked: Tensor, lengths: Tensor, rows: Sequence[int], candidates: Any = None, **more: Any
     ) -> None:
-        """Publish that a forward call is about to run, with the fields of `StepContext`.
-
-        Args:
-            candidates: bool [batch, position], where this step may commit a token, for an autoregressive model, or
-                behind a finished block, one position beyond its tokens.
+        """Publish that a forward call is about to run, with the fields of `StepContext`. ``candidates`` are where it
+        may commit a token, bool [batch, position]: of a causal model, or behind a block, one beyond its tokens.
         """
         if self._session is not None:
             self._lengths, self._width = lengths, tokens.shape[1]
             readers = None if candidates is None else self._readers(candidates)
             given = (tokens, masked, lengths, tuple(rows), tuple(rows))
-            self._session.begin_step(StepContext(*given, readers=readers, final_queries=final_queries))
+            self._session.begin_step(StepContext(*given, readers=readers, **more))
 
     def after(self, written: Tensor, predicted: Tensor | None, confidence: Tensor | None) -> None:
         """Publish what a step has committed: int64, int64 and float32 [batch, position], as in `StepResult`."""
@@ -239,20 +216,14 @@ class Publisher:
 @contextmanager
 def publishing(model: Model, batch: Batch, settings: Settings) -> Iterator[Publisher]:
     """Publish the start and the end of a generation; an exception ends it as failed."""
+    family, mask_id = model.family, model.card.mask_id
     with generating_in(model.network) as session:
         if session is not None:
-            session.begin_generation(
-                GenerationStart(
-                    prompt_lengths=batch.lengths,
-                    causal=model.family.causal,
-                    sampler={"name": model.family.sampler, **described(settings)},
-                    prompts=batch.texts,
-                    mask_id=model.card.mask_id,
-                )
-            )
+            sampler = {"name": family.sampler, **described(settings)}
+            session.begin_generation(GenerationStart(batch.lengths, family.causal, sampler, batch.texts, mask_id))
         failed = True
         try:
-            yield Publisher(session, model.family.causal, model.family.shift, model.card.mask_id)
+            yield Publisher(session, family.causal, family.shift, mask_id)
             failed = False
         finally:
             if session is not None:

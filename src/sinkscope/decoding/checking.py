@@ -1,7 +1,6 @@
 """`check_model` tests whether a loaded checkpoint computes what its family defines."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,8 +100,7 @@ def check_model(model: Model) -> list[Check]:
         f"{str(dtype).removeprefix('torch.')}); {others} of {tokens.shape[1]} most probable tokens are others"
     )
     return [
-        *(_counts(model) if known else ()),
-        *_origin(model),
+        *_parameters(model, known),
         *([_rotations(model)] if known else []),
         Check("logits are finite", f"largest {largest:.3g}", bool(torch.isfinite(logits).all())),
         _direction(model, tokens, logits),
@@ -129,29 +127,25 @@ def _logits(model: Model, tokens: Tensor, **more: Tensor) -> Tensor:
     return model.network(input_ids=tokens, use_cache=False, **more).logits.float()
 
 
-def _counts(model: Model) -> list[Check]:
-    card, network = model.card, model.network
-    # Of a sink, less the rows that the output layer lacks for the mask.
-    added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
-    added -= (network.config.vocab_size - network.lm_head.out_features) * network.config.hidden_size
-    expected = _count(network.config) + added
-    found = f"{card.parameters:,}, expected {expected:,}"
-    checks = [Check("parameters add up to the shape", found, card.parameters == expected)]
+def _parameters(model: Model, known: bool) -> list[Check]:
+    card, network, tensors, checks = model.card, model.network, model.tensors, list[Check]()
+    if known:
+        # Of a sink, less the rows that the output layer lacks for the mask.
+        added = sum(parameter.numel() for name, parameter in network.named_parameters() if "sink_" in name)
+        added -= (network.config.vocab_size - network.lm_head.out_features) * network.config.hidden_size
+        expected = _count(network.config) + added
+        found = f"{card.parameters:,}, expected {expected:,}"
+        checks.append(Check("parameters add up to the shape", found, card.parameters == expected))
     for shape in model.family.shapes:
         if (shape.layers, shape.hidden_size, shape.vocabulary) == (card.layers, card.hidden_size, card.vocabulary):
             name = "parameters are those of the published checkpoint"
-            found = f"{card.parameters:,}, {shape.checkpoints[0]} has {shape.parameters:,}"
+            found = f"{card.parameters:,}, {shape.checkpoint} has {shape.parameters:,}"
             checks.append(Check(name, found, card.parameters == shape.parameters))
-    return checks
-
-
-def _origin(model: Model) -> list[Check]:
-    checks, tensors = list[Check](), model.tensors
     if model.commit is not None:
-        checks.append(Check("files come from a hub", f"{model.card.name} at commit {model.commit}", True))
+        checks.append(Check("files come from a hub", f"{card.name} at commit {model.commit}", True))
     if tensors is not None:
-        shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(model.network).items()}
-        count = len(list(model.network.parameters()))
+        shapes = {name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()}
+        count = len(list(network.parameters()))
         stored = f"{tensors.stored} stored in {len(tensors.files)} files"
         found = f"{stored}, {count} parameters, {tensors.renamed} under another name"
         whole = tensors.stored == tensors.used == len(stored_shapes(shapes))
@@ -160,7 +154,8 @@ def _origin(model: Model) -> list[Check]:
 
 
 def _count(config: Any) -> int:
-    width, inner, head = config.hidden_size, config.intermediate_size, _head_dim(config)
+    width, inner = config.hidden_size, config.intermediate_size
+    head = getattr(config, "head_dim", None) or width // config.num_attention_heads
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     normed = "qwen3" in config.model_type or getattr(config, "use_qk_norm", False)
     biases = queries + 2 * keys if config.model_type.endswith("qwen2") else 2 * head if normed else 0
@@ -178,10 +173,6 @@ def _count(config: Any) -> int:
     return positions + tables + layers * layer + mlps + width
 
 
-def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def _rotations(model: Model) -> Check:
     """Check the frequencies of the rotations against float64 ones; this finds a buffer that was never filled."""
     config = model.network.config
@@ -191,27 +182,21 @@ def _rotations(model: Model) -> Check:
         return Check("positions are finite", learned, bool(torch.isfinite(table).all()))
     rope, found = config.rope_parameters, model.network.model.rotary_emb.inv_freq.double().cpu()
     theta = f"theta {rope['rope_theta']:g}, {rope.get('rope_type', 'default')}"
-    expected = _frequencies(_head_dim(config), rope)
-    if expected is None:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dim, kind = int(head * (rope.get("partial_rotary_factor") or 1)), rope.get("rope_type", "default")
+    expected = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    if kind == "linear":
+        expected = expected / rope["factor"]
+    elif kind == "llama3":  # meta-llama, ``apply_scaling``
+        turns = rope["original_max_position_embeddings"] * expected / (2 * math.pi)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        expected = expected * (kept + (1 - kept) / rope["factor"])
+    elif kind != "default":
         text = f"{theta}, {len(found)} of them, not recomputed"
         return Check("rotation frequencies are finite", text, bool(torch.isfinite(found).all()))
     error = float((found / expected - 1).abs().max()) if len(found) == len(expected) else math.inf
     return Check("rotation frequencies recomputed", f"{theta}, largest relative error {error:.1e}", error < 1e-5)
-
-
-def _frequencies(dim: int, rope: Mapping[str, Any]) -> Tensor | None:
-    """Return float64 [rotated dim / 2] (llama3: meta-llama, ``apply_scaling``); None for other scalings."""
-    dim = int(dim * (rope.get("partial_rotary_factor") or 1))
-    plain = 1 / float(rope["rope_theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    kind = rope.get("rope_type", "default")
-    if kind in ("default", "linear"):
-        return plain / (rope["factor"] if kind == "linear" else 1)
-    if kind != "llama3":
-        return None
-    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain * (kept + (1 - kept) / rope["factor"])
 
 
 def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
@@ -234,7 +219,7 @@ def _direction(model: Model, tokens: Tensor, logits: Tensor) -> Check:
 @torch.no_grad()
 def _reading(model: Model) -> list[Check]:
     """Check that a text is likelier where the family reads its logits than one place beside; at chance it passes."""
-    causal, mask_id = model.family.causal, model.card.mask_id
+    causal = model.family.causal
     try:
         question, answer = model.encode(QUESTION), model.tokenize(ANSWER, special=False)
     except CallError:  # words that it does not know
@@ -246,14 +231,11 @@ def _reading(model: Model) -> list[Check]:
     number = torch.arange(text.shape[1], device=text.device)
     chosen, inputs = (number >= len(question))[None], text
     if not causal:
-        assert mask_id is not None
         chosen = chosen & (number % MASKED_EVERY == torch.arange(MASKED_EVERY, device=text.device)[:, None])
-        inputs = text.masked_fill(chosen, mask_id)
+        inputs = text.masked_fill(chosen, model.mask_id)
     likely = _logits(model, inputs).log_softmax(-1)
-    here, left = (
-        float(one.gather(-1, text.expand(len(one), -1)[..., None])[..., 0][chosen].mean())
-        for one in (likely, likely.roll(1, dims=1))
-    )
+    places, both = text.expand(len(likely), -1)[..., None], (likely, likely.roll(1, dims=1))
+    here, left = (float(one.gather(-1, places)[..., 0][chosen].mean()) for one in both)
     declared, other = (left, here) if shifted else (here, left)
     wrong = other > declared + CLEARLY and other > CLEARLY - math.log(model.card.vocabulary)
     names = ("one place to the left", "at their own place")

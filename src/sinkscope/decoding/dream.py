@@ -1,7 +1,6 @@
 """The samplers of Dream and Open-dLLM, over the whole canvas; token for token and draw for draw the published loops.
 
-In a published batch all rows share one source and commit one common number of tokens; here a row draws from its own
-seed and does not depend on its neighbours. See docs/quirks.md.
+In a published batch rows share one source and one number of commits; here a row does not depend on its neighbours.
 
 Quirk: int(masks · (1 − s/t)) rounds down: with as many steps as tokens the first commits nothing and the last one two.
 Quirk: top_p and top_k change confidences, hence the order, also at temperature 0.
@@ -10,8 +9,8 @@ Quirk: with a small alg_temp the softmax underflows at unsure masks; other place
 Quirk: a model may predict the mask token itself; it is committed and stays a mask.
 
 Open-dLLM (pengzhangzhi/Open-dLLM, veomni/models/transformers/qwen2/generation_utils.py) is Dream with another draw of
-places, an end when no mask is left, and p2 (path planning), which chooses the whole answer anew in each step and masks
-its least probable tokens again, fewer in each step. Not modelled: padding in a published batch, prompts with masks.
+places, an end when no mask is left, and p2 (path planning), which in each step chooses the whole answer anew and masks
+fewer of its least probable tokens again. Not modelled: padding in a published batch, prompts with masks.
 
 Quirk: p2 draws a token at every position, of the prompt too, and compares what a written token's place would take now,
 not the token that stands there.
@@ -23,7 +22,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.nn.functional import pad
 
 from sinkscope.attention import current_session
 from sinkscope.decoding.blocks import prompt_by_prompt, surest
@@ -42,8 +40,7 @@ def dream_steps(model: Model, batch: Batch, settings: DreamSettings) -> Iterator
     if settings.threshold and len(batch.tokens) > 1 and current_session(model.network) is not None:
         yield from prompt_by_prompt(model, batch, settings, lambda one, its: dream_steps(model, one, its))
         return
-    mask_id, block = model.card.mask_id, own_block or settings.length
-    assert mask_id is not None
+    mask_id, block = model.mask_id, own_block or settings.length
     canvas, layout = masked_canvas(batch, settings.length, mask_id)
     sources = row_generators(settings.seed, len(canvas), canvas.device)
     width, number, judged = canvas.shape[1], 0, settings
@@ -113,19 +110,16 @@ def commit_shares(steps: int, eps: float, device: torch.device | str = "cpu") ->
 
 def masks_by_chance(masked: Tensor, counts: list[int], share: Tensor, sources: list[torch.Generator]) -> Tensor:
     """The masks that a step of ``origin`` unmasks; ``counts`` of them in each row."""
-    drawn = [
-        torch.rand(count, device=masked.device, generator=source, dtype=torch.float32)
-        for count, source in zip(counts, sources, strict=True)
-    ]
+    rows = zip(counts, sources, strict=True)
+    drawn = [torch.rand(count, device=masked.device, generator=one, dtype=torch.float32) for count, one in rows]
     return torch.zeros_like(masked).masked_scatter_(masked, torch.cat(drawn) < share.item())
 
 
 def choose(
     logits: Tensor, counts: list[int], settings: OpenDLLMSettings, sources: list[torch.Generator], exact: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row.
-
-    Open-dLLM is ``exact``: it takes probabilities in float32 whatever the dtype.
+    """The token each candidate would take, and its confidence; ``counts`` candidates belong to each row. Open-dLLM is
+    ``exact``: it takes probabilities in float32 whatever the dtype.
     """
     if settings.temperature > 0:
         logits = logits / settings.temperature
@@ -148,31 +142,32 @@ def choose(
 
 def _draw(probabilities: Tensor, best: Tensor, source: torch.Generator) -> Tensor:
     """Draw a token for each candidate of a row as `torch.distributions.Categorical`; where that refuses, ``best``."""
-    if not len(probabilities):
-        return best
     shares = probabilities / probabilities.sum(-1, keepdim=True)
-    if not bool(constraints.simplex.check(shares).all()):
+    if not len(shares) or not bool(constraints.simplex.check(shares).all()):
         return best
     return torch.multinomial(shares, 1, replacement=True, generator=source).squeeze(-1)
 
 
-def _places(confidence: Tensor, count: int, settings: DreamSettings, source: torch.Generator) -> Tensor:
+def _places(
+    confidence: Tensor, count: int, settings: OpenDLLMSettings, source: torch.Generator, gumbel: bool = False
+) -> Tensor:
     """Which positions of one row are committed; ``confidence`` [position] is −∞ where there is no mask."""
-    if settings.alg_temp == 0 or count == 0:
-        return confidence.topk(count).indices
-    return torch.multinomial(torch.softmax(confidence / settings.alg_temp, dim=-1), count, generator=source)
+    if settings.alg_temp and count:
+        if not gumbel:
+            return torch.multinomial(torch.softmax(confidence / settings.alg_temp, dim=-1), count, generator=source)
+        drawn = torch.rand(confidence.shape, device=confidence.device, generator=source).clamp(min=1e-20, max=1 - 1e-20)
+        confidence = confidence / settings.alg_temp - (-drawn.log()).log()
+    return confidence.topk(count).indices
 
 
 @torch.no_grad()
 def open_dllm_steps(model: Model, batch: Batch, settings: OpenDLLMSettings) -> Iterator[Step]:
     """Write ``settings.length`` tokens behind each prompt, one `Step` a forward call; a step may commit nothing."""
-    mask_id = model.card.mask_id
-    assert mask_id is not None
-    canvas, layout = masked_canvas(batch, settings.length, mask_id)
+    mask_id, (canvas, layout) = model.mask_id, masked_canvas(batch, settings.length, model.mask_id)
     sources = row_generators(settings.seed, len(canvas), canvas.device)
     shares = commit_shares(settings.steps, settings.eps, canvas.device)
     meter, answer = WorkMeter(model.network, len(canvas)), canvas == mask_id
-    reader, real = WholeReader(model, layout, meter), pad(batch.real, (0, settings.length), value=True)
+    reader = WholeReader(model, layout, meter)
     with publishing(model, batch, settings) as publisher:
         for number, share in enumerate(shares):
             masked = places = canvas == mask_id
@@ -183,7 +178,7 @@ def open_dllm_steps(model: Model, batch: Batch, settings: OpenDLLMSettings) -> I
             if settings.algorithm == "origin":
                 places = masks_by_chance(masked, counts, share, sources)
             elif settings.algorithm == "p2":
-                places = real & masked.any(-1, keepdim=True)
+                places = layout.real & masked.any(-1, keepdim=True)
             sizes, candidates = places.sum(-1).tolist(), places & masked
             publisher.before(canvas, masked, layout.lengths, range(len(canvas)), candidates=candidates)
             meter.add_words(places)
@@ -205,17 +200,9 @@ def open_dllm_steps(model: Model, batch: Batch, settings: OpenDLLMSettings) -> I
                 commits = (torch.tensor(counts, device="cpu").float() * share).int().tolist()
                 for row in writing:
                     first = layout.starts[row]
-                    chosen = first + _gumbel_places(confidence[row, first:], commits[row], settings, sources[row])
+                    chosen = first + _places(confidence[row, first:], commits[row], settings, sources[row], gumbel=True)
                     written[row, chosen] = predicted[row, chosen]
             canvas = torch.where(written >= 0, written, canvas)
             shown = confidence.float().masked_fill(~candidates, torch.nan)
             publisher.after(written, predicted, shown)
             yield Step(number, canvas, written, shown, meter)
-
-
-def _gumbel_places(confidence: Tensor, count: int, settings: OpenDLLMSettings, source: torch.Generator) -> Tensor:
-    """Return which positions of a row are committed; ``confidence`` [position] is −∞ where there is no mask."""
-    if settings.alg_temp and count:
-        drawn = torch.rand(confidence.shape, device=confidence.device, generator=source).clamp(min=1e-20, max=1 - 1e-20)
-        confidence = confidence / settings.alg_temp - (-drawn.log()).log()
-    return confidence.topk(count).indices

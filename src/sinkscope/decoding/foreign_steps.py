@@ -40,10 +40,8 @@ class ForeignSteps:
         self._committed: Tensor | None = None  # the canvas that was committed after the newest step
 
     def committed(self, canvas: Tensor | np.ndarray | Sequence[Sequence[int]]) -> None:
-        """Publish the tokens of the running step, by the canvas after it, [batch, position] or longer.
-
-        Raises:
-            CallError: no step is running, or this is no canvas. AttentionError: its prompt is another one.
+        """Publish the tokens of the running step, by the canvas after it, [batch, position] or longer; raise CallError
+        where no step is running, AttentionError where its prompt is another one.
         """
         before = self._newest
         if before is None or not self._running:
@@ -91,7 +89,6 @@ class ForeignSteps:
         self._publisher.before(self._newest, masked, lengths, range(len(canvas)), candidates=masked)
 
     def close(self, failed: bool) -> None:
-        """End the generation."""
         if self._running and not failed:
             self._finish(None)
             _warn(
@@ -103,24 +100,20 @@ class ForeignSteps:
         self._session, self._running = None, False
 
     def _check_prompt(self, canvas: Tensor, advice: str) -> None:
-        first, prompt = self._first, self._prompt
-        assert first is not None and prompt is not None
-        changed = (canvas[:, : prompt.shape[1]] != first) & prompt
-        _refuse_changed("the prompt to stay", changed, canvas, first, advice)
+        assert self._first is not None and self._prompt is not None
+        _refuse_changed("the prompt to stay", canvas, self._first, advice, self._prompt)
 
     def _check_continues(self, canvas: Tensor, newest: Tensor) -> None:
         rows, width = newest.shape
         if len(canvas) != rows or canvas.shape[1] < width:
             raise AttentionError(f"expected {rows} rows of at least {width} tokens, found {list(canvas.shape)}; {ANEW}")
         self._check_prompt(canvas, ANEW)
-        first, after = self._first, self._committed
-        if after is not None:
-            changed = canvas[:, : after.shape[1]] != after
+        if self._committed is not None:
             advice = f"commit each canvas after the step has written in it; {ANEW}"
-            _refuse_changed("the tokens that were committed", changed, canvas, after, advice)
+            _refuse_changed("the tokens that were committed", canvas, self._committed, advice)
             return
-        assert first is not None
-        width = first.shape[1]
+        assert self._first is not None
+        first, width = self._first, self._first.shape[1]
         again = bool((first == self.mask_id).any()) and torch.equal(canvas[:, :width], first)
         if again and not torch.equal(newest[:, :width], first):
             raise AttentionError(
@@ -145,9 +138,8 @@ class ForeignSteps:
             raise AttentionError(f"expected a prompt in every row, found {int(bare.sum())} bare; stop guidance")
         first = torch.where(masked.any(-1), masked.int().argmax(-1), width).cpu()
         prompts = tuple((first - (width - lengths)).clamp(min=0).tolist())
-        session.begin_generation(
-            GenerationStart(prompts, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id)
-        )
+        start = GenerationStart(prompts, False, {"name": self.sampler}, (None,) * len(canvas), self.mask_id)
+        session.begin_generation(start)
         self._session, self._publisher = session, Publisher(session, shift=self._shift, mask_id=self.mask_id)
 
     def _finish(self, after: Tensor | None) -> None:
@@ -162,7 +154,8 @@ def _warn(text: str) -> None:
     warnings.warn(f"sinkscope.following: {text}", RuntimeWarning, stacklevel=5)
 
 
-def _refuse_changed(expected: str, changed: Tensor, now: Tensor, before: Tensor, advice: str) -> None:
+def _refuse_changed(expected: str, now: Tensor, before: Tensor, advice: str, places: Tensor | bool = True) -> None:
+    changed = (now[:, : before.shape[1]] != before) & places
     if bool(changed.any()):
         row, place = changed.nonzero()[0].tolist()
         raise AttentionError(

@@ -47,15 +47,8 @@ def generate(
 ) -> Generation: ...
 @overload
 def generate(model: Model, prompt: Sequence[Any] | None = None, *, messages: Any = None, **settings: Any) -> Any: ...
-def generate(
-    model: Model,
-    prompt: Any = None,
-    *,
-    messages: Any = None,
-    on_step: Callable[[Step], object] | None = None,
-    **settings: Any,
-) -> Generation | list[Generation]:
-    """Generate an answer with the published sampler of the model's family.
+def generate(model: Model, prompt: Any = None, *, messages: Any = None, on_step: Any = None, **settings: Any) -> Any:
+    """Return a `Generation` by the published sampler of the model's family, or a list of them for a list of prompts.
 
     Args:
         prompt: raw text or 1-D token ids, or a list of either, which is written as one left-padded batch.
@@ -65,9 +58,6 @@ def generate(
             write into the tensors of a step, as the sampler goes on with them.
         settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache``
             takes a `CachePolicy` or its text.
-
-    Returns:
-        A `Generation`, or a list of them for a list of prompts.
 
     Raises:
         CallError: a prompt or settings that do not fit.

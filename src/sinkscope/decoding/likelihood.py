@@ -5,8 +5,8 @@ continuation, l uniform from 1 to L, at uniform positions; (L/l) Σ log p(masked
 lower bound of the log-likelihood. Within a group of samples the l are spread evenly from one random offset, as
 published. The chain rule (published: SMDM and Dream, nll_type ar_ftb) reveals one token at a time from the left.
 
-Quirk: the published l are rounded half to even, which for most lengths draws some too often, a bias. Not kept: halves
-are rounded up. For lengths that are multiples of 16 the draws are the published ones.
+Quirk: the published l are rounded half to even, a bias for lengths that are no multiples of 16. Not kept: halves are
+rounded up.
 """
 
 import math
@@ -80,14 +80,11 @@ def log_likelihood(
     Raises:
         CallError: an argument does not fit, or a rule is in force that decides by the step before.
     """
-    check_likelihood(model.family, model.card.name, method, samples, guidance)
+    check_likelihood(model.family, model.card.name, method, guidance)
     refuse_block_diffusion(model)
     prefix, target = encode_pair(model, context, continuation)
-    if len(prefix) + len(target) > model.card.max_positions:
-        raise CallError(
-            f"the canvas does not fit: {len(prefix)} tokens of context and {len(target)} of continuation, {model.limit}"
-        )
     length = len(target)
+    model.expect_room(len(prefix) + length, f"{len(prefix)} tokens of context and {length} of continuation")
     if model.family.causal:
         whole, tokens = (torch.tensor(ids, device=model.device) for ids in ([[*prefix, *target]], target))
         places = torch.arange(len(prefix) - 1, whole.shape[1] - 1, device=whole.device)
@@ -162,13 +159,10 @@ def _standard_error(values: Tensor, groups: list[int], length: int) -> float:
 def _score(
     model: Model, prefix: list[int], target: list[int], hidden: Tensor, asked: Tensor, guidance: float, batch: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute log p of the ``asked`` tokens of a continuation, float64 [canvas, token], where others are ``hidden``.
-
-    Both are bool [canvas, token]. It is 0 elsewhere. The second result is whether each is the most likely token.
+    """Compute log p of the ``asked`` tokens of a continuation, float64 [canvas, token], 0 elsewhere, where others are
+    ``hidden``, both bool [canvas, token]; and whether each is the most likely token.
     """
-    mask_id = model.card.mask_id
-    assert mask_id is not None
-    device, before = model.device, len(prefix)
+    mask_id, device, before = model.mask_id, model.device, len(prefix)
     whole = torch.tensor([*prefix, *target], device=device)
     found = torch.zeros(hidden.shape, dtype=torch.float64, device="cpu")
     best = torch.zeros_like(hidden)
@@ -231,9 +225,7 @@ def refuse_block_diffusion(model: Model) -> None:
         )
 
 
-def check_likelihood(
-    family: Family, name: str, method: str, samples: int, guidance: float, seed: int = 0, batch: int = 1
-) -> None:
+def check_likelihood(family: Family, name: str, method: str, guidance: float) -> None:
     """Raise CallError for an argument of `log_likelihood` that does not fit a model of this family and name."""
     if method not in ("monte_carlo", "chain_rule"):
         raise CallError(f"method: expected monte_carlo or chain_rule, found {method!r}")

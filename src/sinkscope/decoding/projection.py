@@ -15,16 +15,12 @@ from sinkscope.models import Model
 LEAST_ROWS = 32  # matrix libraries compute a product with fewer rows in another way, which rounds differently
 
 
-class NotFiniteError(ModelError):
-    """Logits that are not finite."""
-
-
 def check_finite(logits: Tensor) -> Tensor:
-    """Return logits, or raise `NotFiniteError`; on a GPU without a check, because reading one from it would wait."""
+    """Return logits, or raise ModelError; on a GPU without a check, because reading one from it would wait."""
     on_the_host = logits.device.type == "cpu" and not logits.is_cuda
-    if on_the_host and logits.numel() and not math.isfinite(largest := float(logits.detach().amax())):
-        raise NotFiniteError(
-            f"expected finite logits, found {largest}; its weights are damaged, or overflow in {logits.dtype}"
+    if on_the_host and logits.numel() and not math.isfinite(most := float(logits.detach().amax())):
+        raise ModelError(
+            f"expected finite logits, found {most}; its weights are damaged, or overflow in {logits.dtype}"
         )
     return logits
 
@@ -38,7 +34,7 @@ def finite_steps(model: Model, steps: Iterable[Step]) -> Generator[Step, None, N
                 flaws.append(has_flaw(step, model.card.mask_id))
             yield step
             number += 1
-    except NotFiniteError as error:
+    except ModelError as error:
         raise ModelError(f"{model.card.name}, step {number}: {error}") from error
     if flaws and bool((flawed := torch.stack(flaws)).any()):
         raise ModelError(
@@ -62,13 +58,15 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     """Return the last hidden states [rows, position, width] of one or several copies of a batch of canvases."""
     copies = len(inputs) // len(layout.starts)
     seen = layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)
-    output = model.network.model(
-        input_ids=inputs,
-        attention_mask=mask_for(model.network, seen),
-        position_ids=layout.positions.repeat(copies, 1),
-        use_cache=False,
-    )
-    return output.last_hidden_state.to(inputs.device)
+    return stored_call(model, inputs, layout.positions.repeat(copies, 1), seen)
+
+
+def stored_call(model: Model, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: Any = None) -> Tensor:
+    """Return the last hidden states of tokens, [row, query, width], which read and write stored keys and values."""
+    cache = {"use_cache": False} if store is None else {"use_cache": True, "past_key_values": store}
+    mask = mask_for(model.network, seen)
+    output = model.network.model(input_ids=tokens, attention_mask=mask, position_ids=positions, **cache)
+    return output.last_hidden_state.to(tokens.device)
 
 
 class Remaining:
@@ -162,7 +160,7 @@ class WholeReader:
             return self._hidden
         assert self._hidden is not None
         chosen = [copy * count + row for copy in range(copies) for row in rows]
-        self._hidden[chosen] = hidden_states(self.model, inputs[chosen], rows_of(self.layout, rows))
+        self._hidden[chosen] = hidden_states(self.model, inputs[chosen], rows_of(self.layout, list(rows)))
         return self._hidden
 
     def surveys(self) -> bool:
@@ -179,8 +177,7 @@ class WholeReader:
         """Note the tokens of a step, −1 elsewhere, and confidences of the candidates, NaN elsewhere."""
 
 
-def rows_of(layout: Layout, rows: Sequence[int]) -> Layout:
+def rows_of(layout: Layout, rows: list[int]) -> Layout:
     """Return the layout of some rows of a batch."""
-    chosen = list(rows)
-    seen = None if layout.seen is None else layout.seen[chosen]
-    return Layout(seen, layout.positions[chosen], layout.lengths[chosen], tuple(layout.starts[row] for row in chosen))
+    seen, starts = None if layout.seen is None else layout.seen[rows], tuple(layout.starts[row] for row in rows)
+    return Layout(layout.real[rows], seen, layout.positions[rows], layout.lengths[rows], starts)

@@ -6,6 +6,7 @@ This module loads without torch: the command line builds its flags from these re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
+from itertools import chain
 from math import inf
 from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -46,17 +47,19 @@ class Settings:
     follows_length: ClassVar[tuple[str, ...]] = ("steps", "block")
 
     def __post_init__(self) -> None:
+        for wrong in chain(self._beyond(), self.misfits()):
+            raise CallError(wrong)
+
+    def _beyond(self) -> Iterator[str]:
         hints = get_type_hints(type(self))
         for field in fields(self):
             value, choices = getattr(self, field.name), get_args(hints[field.name])
             if isinstance(field.default, str) and choices and value not in choices:
-                raise CallError(f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}")
+                yield f"{field.name}: expected {', '.join(choices[:-1])} or {choices[-1]}, found {value!r}"
             least, most = RANGES.get(field.name, (-inf, inf))
             if field.name in RANGES and not least <= value <= most:
                 expected = f"at least {least}" if most == inf else f"a number from {least} to {most}"
-                raise CallError(f"{field.name}: expected {expected}, found {value}")
-        for wrong in self.misfits():
-            raise CallError(wrong)
+                yield f"{field.name}: expected {expected}, found {value}"
 
     def misfits(self) -> Iterator[str]:
         yield from ()
@@ -364,9 +367,7 @@ def all_settings() -> dict[str, type[Settings]]:
 
 def resolve_settings(family: Family, **given: Any) -> Settings:
     """Return the settings of a family's sampler; for diffusion, ``length`` alone sets ``steps`` and ``block`` to it.
-
-    Raises:
-        SettingsError: an unknown setting; it names the right one. CallError: values that do not fit together.
+    `SettingsError` names the right one for an unknown setting; `CallError` says what does not fit together.
     """
     import numpy as np  # not for help
 
@@ -391,10 +392,7 @@ def resolve_settings(family: Family, **given: Any) -> Settings:
 
 
 def described(settings: Any) -> dict[str, Any]:
-    """Return settings, those of a sampler or of a likelihood, as plain values, for manifests and results.
-
-    Settings that no published sampler has are named only where they are used.
-    """
+    """Return settings as plain values, for manifests and results; those that no published sampler has where used."""
     added = ("cache", "threshold", "factor")
     defaults = {field.name: field.default for field in fields(settings) if field.name in added}
     return {name: value for name, value in asdict(settings).items() if name not in defaults or value != defaults[name]}

@@ -97,7 +97,7 @@ def compare_caches(
     model: Model, *, arms: Sequence[Arm], out: Path | str, batch: int = 16, progress: bool = True, **asked: Any
 ) -> dict[str, Any]:
     """Compare cache policies on tasks: ``arms`` of `read_arms`, ``asked`` of `Request`; return ``caches.json``."""
-    expect_model(model, unhidden=True)
+    expect_model(model)
     expect_one_process("compare-caches")
     request = Request(**asked)
     check_comparison(request.settings)

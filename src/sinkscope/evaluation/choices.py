@@ -267,5 +267,5 @@ def settings_for(
     if beside := [name for name in given if name not in names]:
         raise CallError(f"{beside[0]}: tasks of likelihoods have the settings {', '.join(names)}; leave it out")
     found = LikelihoodSettings(**{**({} if family.causal else defaults), **given})
-    check_likelihood(family, model, **asdict(found))
+    check_likelihood(family, model, found.method, found.guidance)
     return found

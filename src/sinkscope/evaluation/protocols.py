@@ -304,10 +304,10 @@ def paper2(models: str, *, tasks: Sequence[str] = TASKS, limit: int | None = Non
 
 def check_folder(name: str, folder: str) -> None:
     """Raise CallError for a checkpoint of paper 2 without folder, or with one of another kind of model."""
-    from sinkscope.models import identify  # here, as it loads torch
+    from sinkscope.models import describe  # here, as it loads torch
 
     body, _, sink = name.partition("+")
-    family, variant = identify(folder)
+    family, variant, _ = describe(folder)
     found = (family.name, variant.name.removesuffix(" (folded)") if variant else "none")
     # those from Qwen2.5 shift their logits as Dream does; a folded token is the same model
     wanted = ("smdm" if body.startswith("scratch") else "dream", {"": "none", "sink": "token", "gate": "gate"}[sink])

@@ -95,7 +95,7 @@ def evaluate(
     Returns:
         Results by task and rule; none from a process that does only a share.
     """
-    expect_model(model, unhidden=True)
+    expect_model(model)
     mine = share_of_process() if share is None else share
     request = Request(tasks, hide, limit, shots, chat, protocol, data, settings, allow_code_execution)
     plans, rules = make_plans(model, request)

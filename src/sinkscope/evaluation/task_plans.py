@@ -177,8 +177,8 @@ def family_and_shape(name: str) -> tuple[Family, Shape]:
     """Return the family of a checkpoint and the shape of its network; paper 1's are known without a config.json."""
     if name in CHECKPOINTS:
         return FAMILIES[CHECKPOINTS[name].family], CHECKPOINTS[name].shape
-    family, config, parameters = describe(name)
-    config = config.get_text_config()
+    family, _, network = describe(name)
+    config, parameters = network.config.get_text_config(), sum(one.numel() for one in network.parameters())
     heads, width = config.num_attention_heads, config.hidden_size
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     inner = next((one for name in INNER if (one := getattr(config, name, None))), 4 * width)

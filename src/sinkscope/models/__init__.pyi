@@ -10,8 +10,7 @@ from .folders import (
     check_name as check_name,
     is_bundled as is_bundled,
 )
-from .loading import describe as describe, identify as identify, load as load
+from .loading import describe as describe, load as load
 from .model import Model as Model, ModelCard as ModelCard, expect_model as expect_model
 from .conversion import recognise as recognise
-from .sink_network import add_sink_token as add_sink_token
-from .sink_token import SinkToken as SinkToken
+from .sink_token import SinkToken as SinkToken, add_sink_token as add_sink_token

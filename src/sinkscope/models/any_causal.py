@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import fields as fields_of
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -25,9 +26,7 @@ def causal_networks(model_type: Any) -> tuple[str, ...]:
 
 
 def is_any_causal(config: Mapping[str, Any]) -> bool:
-    """Return whether transformers has a causal network for a config.json; an encoder such as BERT is one of those where
-    it says ``is_decoder``.
-    """
+    """Return whether transformers has a causal network for a config.json; BERT is one where it says ``is_decoder``."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
 
     model_type = config.get("model_type")
@@ -51,11 +50,10 @@ def config_of(fields: Mapping[str, Any], where: str) -> Any:
         raise ModelError(f"{where}/config.json: transformers refuses it ({first_line(error)})") from error
 
 
-def unread_keys(fields: Mapping[str, Any], config: Any) -> tuple[str, ...]:
+def unread_keys(fields: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Return the keys of a config.json that the config class keeps without reading them."""
-    from dataclasses import fields as fields_of
-
-    known = {*(one.name for one in fields_of(type(config))), *type(config).attribute_map, "model_type", "architectures"}
+    kind = type(config_of(fields, where))
+    known = {*(one.name for one in fields_of(kind)), *kind.attribute_map, "model_type", "architectures"}
     return tuple(key for key in fields if key not in known)
 
 

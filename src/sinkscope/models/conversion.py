@@ -1,11 +1,9 @@
 """The family to which a config.json belongs; its keys and tensor names, translated to those of transformers' networks.
 
-For model types that transformers knows, transformers decides: a key that its config class ignores has no effect. For
-the types that are translated here, an unknown key may change the network, unless its value switches nothing on; all
-such keys are refused together.
+A key has no effect where transformers' own config class ignores it. For the types that are translated here, an unknown
+key may change the network, unless its value switches nothing on; all such keys are refused together.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
@@ -57,8 +55,7 @@ def recognise(config: Mapping[str, Any], where: str) -> Family:
 
 
 def _check_architecture(config: Mapping[str, Any], where: str, allowed: Sequence[str]) -> None:
-    found = config.get("architectures") or []
-    if not set(found) <= set(allowed):
+    if not set(found := config.get("architectures") or []) <= set(allowed):
         raise ModelError(
             f"{where}/config.json: architectures: expected {' or '.join(allowed)} for model_type "
             f"{config.get('model_type')!r}, found {found}; another network; sinkscope never runs remote code"
@@ -72,9 +69,7 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 
 
 def in_stock_terms(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a config.json of dllm's A2D models as that of a bidirectional stock network, that of Open-dLLM or of an
-    encoder with the mask token that its tokenizer names; any other as it is.
-    """
+    """Return a config.json of A2D as that of a bidirectional stock network, of others with their tokenizer's mask."""
     if is_encoder(config):
         return {"mask_token_id": _mask_of_tokenizer(folder, ENCODER.mask_text), **config}
     if config.get("model_type") == "qwen2" and OPEN_DLLM_CODE in (config.get("auto_map") or {}).values():
@@ -100,8 +95,8 @@ def _mask_of_tokenizer(folder: Path, usual: str | None = None) -> int | None:
     """Return the mask token that the tokenizer in a folder names, else the one with the usual text."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).exists() and (folder / "tokenizer.json").exists():
-            named = read_json_object(folder / name, ModelError, "fetch the file again").get("mask_token", usual)
-            text = named.get("content") if isinstance(named, dict) else named
+            text = read_json_object(folder / name, ModelError, "fetch the file again").get("mask_token", usual)
+            text = text.get("content") if isinstance(text, dict) else text
             core = read_json_object(folder / "tokenizer.json", ModelError, "fetch the file again")
             for one in core.get("added_tokens", []):
                 if text is not None and one["content"] == text:
@@ -136,17 +131,14 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
 
 @dataclass(frozen=True)
 class Converted:
-    """A config.json in transformers' terms: ``module:Class`` of its network, and arguments of its config class.
+    """A config.json in transformers' terms: ``module:Class`` of its network, and arguments of its config class."""
 
-    ``layout`` is None where transformers reads the folder itself; ``unread_keys`` are read by no network.
-    """
-
-    layout: Layout | None
+    layout: Layout | None  # None where transformers reads the folder itself
     network: str
     fields: Mapping[str, Any]
     mask_id: int | None
     eos_ids: tuple[int, ...]
-    unread_keys: tuple[str, ...]
+    unread_keys: tuple[str, ...]  # by any network
 
 
 def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Converted:
@@ -155,12 +147,11 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
     if family.name == any_causal.NAME:
         name = (config.get("architectures") or any_causal.causal_networks(config["model_type"]))[0]
-        unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
-        return Converted(None, f"transformers:{name}", config, None, eos_ids, unread)
+        return Converted(None, f"transformers:{name}", config, None, eos_ids, any_causal.unread_keys(config, where))
     if family.name == ENCODER.name:  # dllm ends its answers by the tokenizer
         network, mask_id = f"sinkscope.models.networks:{ENCODERS[config['model_type']]}", config["mask_token_id"]
-        unread = any_causal.unread_keys(config, any_causal.config_of(config, where))
-        return Converted(None, network, config, mask_id, (), tuple(key for key in unread if key != "mask_token_id"))
+        unread = tuple(key for key in any_causal.unread_keys(config, where) if key != "mask_token_id")
+        return Converted(None, network, config, mask_id, (), unread)
     layout = STOCK.get(str(config.get("model_type")), family.layout)
     assert layout is not None  # a family without a layout is recognised in stock folders only
     file = f"{where}/config.json"
@@ -175,9 +166,8 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
         elif size is not None or key not in layout.optional:
             raise ModelError(f"{file}: {key}: expected a whole number above 0, found {size!r}")
     for key, name in layout.numbers.items():
-        if config.get(key) is None and key in layout.optional:
-            continue
-        fields[name] = float(config[key])
+        if config.get(key) is not None or key not in layout.optional:
+            fields[name] = float(config[key])
     for key, name in layout.flags.items():
         if config.get(key) is not None:
             fields.setdefault(name, config[key])
@@ -209,15 +199,14 @@ def completed(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 def known_keys(layout: Layout) -> set[str]:
     """Return every key of a ``config.json`` whose meaning a layout gives."""
-    known = {*layout.sizes, *layout.fallbacks.values(), *layout.numbers, *layout.flags, *layout.passed, *layout.tokens}
+    known = {*layout.sizes, *layout.fallbacks.values(), *layout.numbers, *layout.flags, *layout.passed}
     known |= {*layout.fixed, *layout.ignored, *layout.repeated}
+    known |= {"mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"}
     return known | ({layout.full_precision_rotary} if layout.full_precision_rotary else set())
 
 
 def _unread_keys(config: Mapping[str, Any], layout: Layout, fields: Mapping[str, Any], file: str) -> tuple[str, ...]:
-    """Return the keys that the network does not read, as their value switches nothing on or repeats a field; raise
-    ModelError for all that would make it another network.
-    """
+    """Return the keys that the network does not read; raise ModelError for all that would make it another network."""
     wrong = []
     for key, rule in layout.fixed.items():
         found = config.get(key, rule.default)
@@ -258,20 +247,10 @@ def _rope(fields: dict[str, Any], file: str) -> dict[str, Any]:
     kind = kinds.pop()
     if kinds or kind not in ROPE_TYPES or record.pop("partial_rotary_factor", None) not in (None, 1):
         name, known = "rope_scaling" if parameters is None else "rope_parameters", ", ".join(ROPE_TYPES)
-        raise ModelError(
-            f"{file}: {name}: expected a rope_type of {known} and whole heads, found {parameters or scaling!r}"
-        )
+        raise ModelError(f"{file}: {name}: expected rope_type {known} and whole heads, found {parameters or scaling!r}")
     record.pop("finetuned", None)
     numbers = {
         key: float(value) if type(value) is int and key != "original_max_position_embeddings" else value
         for key, value in record.items()
     }
     return {"rope_theta": base, "rope_type": kind} | {key: one for key, one in numbers.items() if one is not None}
-
-
-def tensor_renamings(layout: Layout) -> dict[str, str]:
-    """Return transformers' ``key_mapping``: regular expression → replacement. No published name matches two of them."""
-    return {
-        "^" + re.escape(theirs).replace(re.escape("{N}"), r"(\d+)"): ours.replace("{N}", r"\1")
-        for theirs, ours in layout.tensors.items()
-    }

@@ -1,5 +1,5 @@
-"""`convert`: a checkpoint of paper 2's models (SMDM, "One Token Is Enough") becomes a folder that `load` reads, and a
-model that is loaded a folder for dllm.
+"""Folders made of other models: `convert` reads paper 2's checkpoints (SMDM, "One Token Is Enough"), `convert_to_dllm`
+writes for dllm, and `fold` puts the keys and values of a model's sink tokens in place of their embedding.
 
 Paper 2's checkpoints are state dicts of lit-gpt. Their network is Llama's under other names, with queries, keys and
 values in one projection, one group of heads after the other, and an output layer without a row for the mask. The
@@ -11,7 +11,7 @@ diffmodel_extratoken.py, diffmodel_gate.py, config.py.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from torch import Tensor
 
 from sinkscope.errors import CallError, ModelError
 from sinkscope.models.conversion import architecture_of
+from sinkscope.models.devices import own_defaults
 from sinkscope.models.families.basic_family import A2D
 from sinkscope.models.family import BODIES, MARK, STOCK
-from sinkscope.models.folders import read_config
+from sinkscope.models.folders import find_folder, read_config
 from sinkscope.models.loading import load, outline, quiet
-from sinkscope.models.model import Model
-from sinkscope.models.sink_token import KEY, SinkToken
-from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, copy_files, template_files
-from sinkscope.models.weights import match_tensors, read_headers, weight_files
+from sinkscope.models.sink_token import KEY, SinkToken, constant_keys
+from sinkscope.models.tokenization import ADDED, CORE, PIECES, SETTINGS, SPECIAL, copy_files
+from sinkscope.models.weights import INDEX, SINGLE, match_tensors, read_headers, weight_files
 from sinkscope.runs.files import read_json_object, sealed, write_whole
 from sinkscope.runs.folder import new_folder
 
@@ -47,6 +47,7 @@ PLAIN = {  # tensors of a block that only get another name
 }
 FUSED, PACKED, GATE = "attn.attn.weight", "mlp.swiglu.w12.weight", "mlp.swiglu.w1.weight"
 ROOM = "make room or choose another folder"
+EMBEDDING, KEYS, VALUES = (f"model.sink_token.{name}" for name in ("embedding", "keys", "values"))
 
 
 def convert(file: Path, out: Path, *, tokenizer: Path | None, heads: int | None = None) -> Path:
@@ -62,9 +63,9 @@ def convert(file: Path, out: Path, *, tokenizer: Path | None, heads: int | None 
     with new_folder(out, ModelError, "the converted model", "config.json") as place:
         config, tensors = convert_weights(read_tensors(file), str(file), heads)
         files = [path for name in (CORE, SETTINGS, SPECIAL, ADDED, PIECES) if (path := tokenizer / name).exists()]
-        copy_files([*files, *template_files(tokenizer)], tokenizer, place)
+        copy_files(files, tokenizer, place)
         whole = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-        write_whole(place / "model.safetensors", sealed(save(whole, {"format": "pt"})), ModelError, ROOM)
+        write_whole(place / SINGLE, sealed(save(whole, {"format": "pt"})), ModelError, ROOM)
         write_whole(place / "config.json", f"{json.dumps(config, indent=2)}\n".encode(), ModelError, ROOM)
         try:
             network = outline(str(place)).network
@@ -178,7 +179,20 @@ def convert_to_dllm(name: str, out: Path) -> Path:
         network.to(stored)
     with new_folder(out, ModelError, "the converted model", "config.json") as place, quiet():
         network.save_pretrained(place)
-        _write_tokenizer(model, place)
+        model.tokenizer.save_pretrained(place)
+        core, settings = (read_json_object(place / one, ModelError) for one in (CORE, SETTINGS))
+        masks = [one for one in core["added_tokens"] if one["id"] == model.card.mask_id]
+        if not masks:
+            raise CallError(f"{name}: expected a mask token that its tokenizer names, found none; name it there")
+        vocabulary = core["model"]["vocab"]
+        if isinstance(vocabulary, dict) and masks[0]["content"] in vocabulary:
+            vocabulary[A2D.mask_text] = vocabulary.pop(masks[0]["content"])
+        masks[0]["content"] = A2D.mask_text
+        _write(place / CORE, core)
+        for key in ("backend", "is_local", "local_files_only", "extra_special_tokens", "added_tokens_decoder"):
+            settings.pop(key, None)  # of transformers 5
+        settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": A2D.mask_text}
+        _write(place / SETTINGS, settings)
         fields = read_json_object(place / "config.json", ModelError)
         rope = fields.pop("rope_parameters")
         theta, scaled = rope.pop("rope_theta"), rope["rope_type"] != "default"
@@ -188,23 +202,47 @@ def convert_to_dllm(name: str, out: Path) -> Path:
     return out
 
 
-def _write_tokenizer(model: Model, place: Path) -> None:
-    """Write a tokenizer for any version of transformers, whose mask token has dllm's text."""
-    model.tokenizer.save_pretrained(place)
-    core, settings = (read_json_object(place / one, ModelError) for one in (CORE, SETTINGS))
-    text = A2D.mask_text
-    masks = [one for one in core["added_tokens"] if one["id"] == model.card.mask_id]
-    if not masks:
-        raise CallError(f"{model.card.name}: expected a mask token that its tokenizer names, found none; name it there")
-    vocabulary = core["model"]["vocab"]
-    if isinstance(vocabulary, dict) and masks[0]["content"] in vocabulary:
-        vocabulary[text] = vocabulary.pop(masks[0]["content"])
-    masks[0]["content"] = text
-    _write(place / CORE, core)
-    for key in ("backend", "is_local", "local_files_only", "extra_special_tokens", "added_tokens_decoder"):
-        settings.pop(key, None)  # of transformers 5
-    _write(place / SETTINGS, settings | {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": text})
-
-
 def _write(file: Path, fields: Any) -> None:
     file.write_text(f"{json.dumps(fields, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
+
+
+@own_defaults()
+def fold(name: str, out: Path) -> Path:
+    """Write a copy of a model whose sink tokens are constants, and return its folder; ``name`` is as for `load`.
+
+    The keys and values of each layer, which do not depend on the text, are stored in place of the embedding: keys
+    before rotation, because the position of a token at the end depends on the length of the text, and as fp32.
+    """
+    from safetensors.torch import load_file, save
+
+    with new_folder(out, ModelError, "the folded model", "config.json") as place:
+        folder = find_folder(name)
+        network = load(folder, dtype=torch.float32).network
+        sink = getattr(network.model, "sink_token", None)
+        if sink is None or sink.variant.kind != "token" or sink.variant.folded:
+            found = "none" if sink is None else repr(sink.variant.name)
+            raise CallError(f"{name}: expected a sink token that can be folded, found {found}")
+        if not sink.trained:
+            found = f"{sink.variant.name!r} with its initial values of seed {sink.variant.seed}"
+            raise CallError(f"{name}: expected a trained sink token, found {found}; train the model first")
+        with torch.no_grad():
+            keys, values = constant_keys(network.model)
+        constants = {KEYS: keys} | ({} if values is None else {VALUES: values})
+        index = json.loads((folder / INDEX).read_text()) if (folder / INDEX).exists() else None
+        home = SINGLE if index is None else index["weight_map"].pop(EMBEDDING)
+        weights = load_file(folder / home)
+        removed = weights.pop(EMBEDDING)
+        tensors = {key: tensor.contiguous() for key, tensor in (weights | constants).items()}
+        written = {home: sealed(save(tensors, metadata={"format": "pt"}))}
+        if index is not None:
+            index["weight_map"] |= dict.fromkeys(constants, home)
+            if "total_size" in index.get("metadata", {}):
+                index["metadata"]["total_size"] += sum(one.nbytes for one in constants.values()) - removed.nbytes
+            written[INDEX] = [f"{json.dumps(index, indent=2)}\n".encode()]
+        config = read_config(folder) | {KEY: asdict(replace(sink.variant, folded=True))}
+        written["config.json"] = [f"{json.dumps(config, indent=2)}\n".encode()]
+        files = [path for path in folder.iterdir() if path.is_file() and path.name not in written]
+        copy_files(files, folder, place)
+        for file, pieces in written.items():
+            write_whole(place / file, pieces, ModelError, ROOM)
+    return out

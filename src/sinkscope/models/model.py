@@ -66,11 +66,9 @@ class ModelCard:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """All tokens that end an answer."""
         return tuple(dict.fromkeys([*([] if self.eos_id is None else [self.eos_id]), *self.eos_ids]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for manifests."""
         return asdict(self) | {"eos_ids": list(self.eos_ids)}
 
 
@@ -97,23 +95,31 @@ class Model:
     unread_keys: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        """Return the hash of the network, which equal models share."""
         return hash(self.network)
 
     @property
     def device(self) -> torch.device:
-        """The device of its embeddings."""
         return next(self.network.parameters()).device
+
+    @property
+    def mask_id(self) -> int:
+        """The mask token of a model for diffusion."""
+        assert self.card.mask_id is not None
+        return self.card.mask_id
 
     @property
     def limit(self) -> str:
         """The longest canvas and the key that says so, for an error message."""
         return f"{self.card.name} was made for {self.card.max_positions} ({self.positions_key} in its config.json)"
 
-    def logits(self, tokens: torch.Tensor, keep: int | torch.Tensor, **arguments: Any) -> torch.Tensor:
-        """Return the logits [batch, kept, vocabulary] at the last ``keep`` tokens of a canvas, or at given positions.
+    def expect_room(self, tokens: int, what: str, advice: str = "") -> None:
+        """Raise CallError where a canvas, which ``what`` describes, is longer than the network was made for."""
+        if tokens > self.card.max_positions:
+            raise CallError(f"the canvas does not fit: {what}, {self.limit}{advice}")
 
-        Arguments that the network does not take, such as the positions of one that learnt none, are left out.
+    def logits(self, tokens: torch.Tensor, keep: int | torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """Return the logits [batch, kept, vocabulary] at the last ``keep`` tokens of a canvas, or at given positions;
+        ``arguments`` that the network does not take are left out.
         """
         takes = inspect.signature(self.network.forward).parameters
         given = {name: value for name, value in arguments.items() if value is not None and name in takes}
@@ -123,11 +129,8 @@ class Model:
         return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep.to(logits.device)]
 
     def encode(self, prompt: str | Sequence[int] | np.ndarray | torch.Tensor) -> list[int]:
-        """Return the token ids of a raw text, or checked ids as they are.
-
-        Raises:
-            CallError: an empty prompt, a token outside the vocabulary, an unknown word, or a mask token.
-            ModelError: a tokenizer whose tokens the network does not have.
+        """Return the token ids of a raw text, or checked ids as they are; raise CallError for an empty prompt, a mask,
+        or a token or word that is unknown, ModelError for a tokenizer whose tokens the network does not have.
         """
         if isinstance(prompt, str):
             ids = self.tokenize(prompt)
@@ -184,22 +187,16 @@ class Model:
         return self.decode([token for token in ids[:end] if token != self.card.mask_id]).strip()
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Return the token ids of a conversation, by the tokenizer's chat template or, without one, by the family's.
-
-        Raises:
-            ModelError: neither has a template, or the tokenizer lacks its control tokens.
-            CallError: the template refuses the conversation, or it holds an unknown word or a mask token.
+        """Return the token ids of a conversation, by the tokenizer's chat template or, without one, by the family's;
+        raise ModelError where neither is there or tokens for it lack, CallError where it refuses. See `encode`.
         """
         return self.encode(self.tokenize(self.chat_text(messages), special=False))
 
     def chat_text(
         self, messages: Sequence[dict[str, str]], *, begun: bool = False, instead: str = "pass the prompt as text"
     ) -> str:
-        """Return a conversation as text, up to where the assistant begins. Errors as `chat`.
-
-        Args:
-            begun: whether the last message is the beginning of the assistant's answer, which goes on behind it.
-            instead: advice of an error about a missing template.
+        """Return a conversation as text, up to where the assistant begins; ``begun``, its last message is that of the
+        assistant and goes on; ``instead`` is advice in errors, which are those of `chat`.
         """
         from jinja2 import TemplateError
 
@@ -227,20 +224,15 @@ def _whole_numbers(ids: Any) -> list[int]:
     return [operator.index(token) for token in (ids.tolist() if isinstance(ids, torch.Tensor | np.ndarray) else ids)]
 
 
-def expect_model(model: Any, unhidden: bool = False, unwatched: bool = False) -> None:
-    """Raise CallError for an object that is no `Model`, such as the name of one or its network alone.
-
-    Args:
-        unhidden: also refuse a model while a rule hides its keys.
-        unwatched: also refuse it while anything records or changes it.
+def expect_model(model: Any, unwatched: bool = False) -> None:
+    """Raise CallError for an object that is no `Model`, and for one under a rule that hides keys or, ``unwatched``,
+    under anything that records or changes it.
     """
     if not isinstance(model, Model):
         raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
     session = current_session(model.network)
     subscribers = [] if session is None else session.subscribers
     hidden = any(isinstance(one, Hider) for one in subscribers)
-    if (unhidden and hidden) or (unwatched and subscribers):
+    if hidden or (unwatched and subscribers):
         found = "under a rule that hides keys" if hidden else "recorded or changed"
-        raise CallError(
-            f"model: expected {model.card.name} as it is, found it {found}; call this outside of that block"
-        )
+        raise CallError(f"model: expected {model.card.name} as it is, found it {found}; call this outside that block")

@@ -1,9 +1,8 @@
 """Networks that some checkpoints need and transformers lacks, as small changes of its own; parameters keep their names.
 
-BERT and ModernBERT under the names that decoding uses: ``model``, the layers, and ``lm_head``, their logits.
-Llama with rotations in fp32, with learned positions, or with a head that has no row for the mask. Qwen2, Qwen3 and
-GLM-4-MoE with a block-causal mask, in which a token sees its own block and all blocks before it. Blocks are counted
-from the first token of the text, padding left out, so that a prompt need not end where a block does.
+Encoders have the names that decoding uses: ``model``, the layers, and ``lm_head``, their logits. Under a block-causal
+mask a token sees its own block and all blocks before it. Blocks are counted from the first token of the text, padding
+left out, so that a prompt need not end where a block does.
 """
 
 from collections.abc import Iterator
@@ -32,23 +31,15 @@ from transformers.models.llama import modeling_llama as llama
 from sinkscope.attention.scores import mask_for
 
 
-def _attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any = None,
-    past_key_values: Any = None,
-    **more: Any,
-) -> tuple[Tensor, Any]:
+def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> tuple[Tensor, Any]:
     """Return the output [batch, query, width] of an attention module of transformers for its rotated heads."""
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, module.layer_idx)
-    function = llama.ALL_ATTENTION_FUNCTIONS.get_interface(
-        module.config._attn_implementation or "eager", llama.eager_attention_forward
-    )
+    mask, cache = (more.pop(name, None) for name in ("attention_mask", "past_key_values"))
+    if cache is not None:
+        key, value = cache.update(key, value, module.layer_idx)
+    kind = module.config._attn_implementation or "eager"
+    function = llama.ALL_ATTENTION_FUNCTIONS.get_interface(kind, llama.eager_attention_forward)
     more |= {"dropout": module.attention_dropout if module.training else 0.0, "scaling": module.scaling}
-    output, weights = function(module, query, key, value, attention_mask, **more)
+    output, weights = function(module, query, key, value, mask, **more)
     return module.o_proj(output.flatten(2).contiguous()), weights
 
 
@@ -56,7 +47,6 @@ class FullPrecisionRotaryEmbedding(llama.LlamaRotaryEmbedding):
     """Cosines and sines in fp32. transformers fills the buffers only of classes whose name ends like this one."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, fp32 [batch, query, dim] each."""
         return super().forward(x.new_empty(0, dtype=torch.float32), position_ids)
 
 
@@ -64,20 +54,17 @@ class FullPrecisionAttention(llama.LlamaAttention):
     """Llama's attention; it rotates in the dtype of the cosines and attends in the dtype of the weights."""
 
     def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        """Return the output [batch, query, width] for hidden states of the same shape."""
-        query, key, value = (
-            projection(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        heads = (
+            one(hidden_states).unflatten(-1, (-1, self.head_dim)) for one in (self.q_proj, self.k_proj, self.v_proj)
         )
+        query, key, value = (one.transpose(1, 2) for one in heads)
         query, key = llama.apply_rotary_pos_emb(query.float(), key.float(), *position_embeddings)
         return _attend(self, query.to(value.dtype), key.to(value.dtype), value, **kwargs)
 
 
 class FullPrecisionLlama(LlamaForCausalLM):
-    """`LlamaForCausalLM` with queries and keys rotated in fp32 whatever the dtype, as LLaDA and MMaDA compute it.
-
-    transformers' Llama rotates in the dtype of the weights, which changes every logit in bf16. Source: ML-GSAI/LLaDA,
-    modeling_llada.py, RotaryEmbedding with ``rope_full_precision``.
+    """Llama with queries and keys rotated in fp32 whatever the dtype, as ML-GSAI/LLaDA's modeling_llada.py does with
+    ``rope_full_precision``, and MMaDA; transformers' own rotates in that of the weights: other logits in bf16.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -88,14 +75,13 @@ class FullPrecisionLlama(LlamaForCausalLM):
 
 
 class NoRotation(nn.Module):
-    """A rotary embedding that does not rotate: cosines of 1, sines of 0."""
+    """A rotary embedding that does not rotate: cosines of 1, sines of 0, [batch, query, dim] each."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, [batch, query, dim] each."""
         ones = x.new_ones(*position_ids.shape, self.dim)
         return ones, torch.zeros_like(ones)
 
@@ -110,7 +96,6 @@ class LearnedPositionsModel(LlamaModel):
         self.post_init()
 
     def forward(self, input_ids: Any = None, position_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> Any:
-        """Compute the forward pass of Llama, for tokens [batch, query]."""
         embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             cache = kwargs.get("past_key_values")
@@ -164,26 +149,20 @@ class BlockCausal:
             self.block_length = before
 
     def forward(
-        self,
-        input_ids: Any = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Any = None,
-        inputs_embeds: Any = None,
-        **kwargs: Any,
+        self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any
     ) -> Any:
-        """Compute the layers for tokens [batch, query] behind those in the cache.
-
-        ``attention_mask`` is 0 on padding [batch, key], which is on the left; or on keys [batch, 1, query, key] that
-        are hidden beside those behind the block.
+        """Compute the layers for tokens behind those in the cache. ``attention_mask`` is 0 on left padding [batch,
+        key], or on keys [batch, 1, query, key] that are hidden beside those behind the block.
         """
-        embeds: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        given = kwargs.pop("inputs_embeds", None)
+        embeds: Tensor = self.embed_tokens(input_ids) if given is None else given
         batch, queries = embeds.shape[:2]
         cache = kwargs.get("past_key_values")
         keys = queries + (0 if cache is None else int(cache.get_seq_length()))
         real = torch.ones(batch, keys, dtype=torch.bool, device=embeds.device)
         if attention_mask is not None:
-            given = attention_mask.bool()
-            real = given if given.ndim == 2 else given.any(dim=2).any(dim=1)
+            shown = attention_mask.bool()
+            real = shown if shown.ndim == 2 else shown.any(dim=2).any(dim=1)
         places = (real.long().cumsum(-1) - 1).clamp(min=0)
         block = places // self.block_length
         seen = ((block[:, None, :] <= block[:, -queries:, None]) & real[:, None, :])[:, None]
@@ -199,10 +178,7 @@ class BlockCausalModel(BlockCausal, Qwen3Model):
 
 
 class BlockCausalQwen3(OtherBody, Qwen3ForCausalLM):
-    """`Qwen3ForCausalLM` with a block-causal mask.
-
-    Source: JetAstra/SDAR, training/model/SDAR-8B-Chat/modeling_sdar.py and the mask that generate.py passes to it.
-    """
+    """Qwen3 with a block-causal mask, as JetAstra/SDAR's modeling_sdar.py computes it under generate.py's mask."""
 
     body = BlockCausalModel
 
@@ -212,7 +188,7 @@ class BlockCausalQwen2Model(BlockCausal, Qwen2Model):
 
 
 class BlockCausalQwen2(OtherBody, Qwen2ForCausalLM):
-    """`Qwen2ForCausalLM` with a block-causal mask, as Fast-dLLM v2 has it."""
+    """Qwen2 with a block-causal mask, as Fast-dLLM v2 computes it."""
 
     body = BlockCausalQwen2Model
 
@@ -223,14 +199,12 @@ class FusedAttention(glm4_moe.Glm4MoeAttention):
     def __init__(self, config: Glm4MoeConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         del self.q_proj, self.k_proj, self.v_proj
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.query_key_value = nn.Linear(config.hidden_size, rows, bias=False)
+        self.heads = [config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads]
+        self.query_key_value = nn.Linear(config.hidden_size, sum(self.heads) * self.head_dim, bias=False)
 
     def forward(self, hidden_states: Tensor, position_embeddings: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        """Return the output [batch, query, width] for hidden states of the same shape."""
         fused = self.query_key_value(hidden_states).unflatten(-1, (-1, self.head_dim))
-        query, key, value = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)
+        query, key, value = fused.split(self.heads, dim=-2)
         query, key, value = (one.transpose(1, 2) for one in (self.q_norm(query), self.k_norm(key), value))
         return _attend(self, *glm4_moe.apply_rotary_pos_emb(query, key, *position_embeddings), value, **kwargs)
 
@@ -240,10 +214,7 @@ class BlockCausalMixtureModel(BlockCausal, Glm4MoeModel):
 
 
 class BlockCausalMixture(OtherBody, Glm4MoeForCausalLM):
-    """`Glm4MoeForCausalLM` with a block-causal mask and `FusedAttention`.
-
-    Source: inclusionAI/LLaDA2.0-mini, modeling_llada2_moe.py, as ZHZisZZ/dllm carries it.
-    """
+    """GLM-4-MoE with a block-causal mask and `FusedAttention`, as LLaDA 2.0's modeling_llada2_moe.py computes it."""
 
     body = BlockCausalMixtureModel
 

@@ -61,14 +61,10 @@ def load_tokenizer(folder: Path, family: Family, config: Mapping[str, Any]) -> A
     return tokenizer
 
 
-def template_files(folder: Path) -> list[Path]:
-    """Return the files of a tokenizer's chat templates."""
-    return [path for path in (folder / TEMPLATE, *sorted((folder / TEMPLATES).glob("*.jinja"))) if path.exists()]
-
-
 def copy_files(files: Iterable[Path], folder: Path, place: Path) -> None:
-    """Copy files of a folder to the same places in another."""
-    for path in files:
+    """Copy files of a folder, and its chat templates, to the same places in another."""
+    templates = [path for path in (folder / TEMPLATE, *(folder / TEMPLATES).glob("*.jinja")) if path.exists()]
+    for path in {*files, *templates}:
         copy = place / path.relative_to(folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(path, copy)

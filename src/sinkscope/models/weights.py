@@ -1,6 +1,4 @@
-"""The weights of a checkpoint folder by the headers of its files, so that a folder that does not fit is refused before
-anything is loaded.
-"""
+"""The weights of a folder by the headers of its files, so that one that does not fit is refused before it is loaded."""
 
 import re
 from collections.abc import Mapping
@@ -31,9 +29,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class UsedTensors:
-    """Counts that show that a network's weights are those of a folder, all of them and no others: the tensors in its
-    files, the parameters that came from them, and how many of these have another name.
-    """
+    """Counts that show that a network's weights are those of a folder: tensors, parameters, and renamed ones."""
 
     files: tuple[str, ...]
     stored: int
@@ -77,28 +73,21 @@ def read_headers(files: list[Path]) -> dict[str, StoredTensor]:
     """Return every tensor of the files by its stored name; raise ModelError for a damaged file or a tensor in two."""
     stored: dict[str, StoredTensor] = {}
     for file in files:
-        for name, tensor in _read_header(file).items():
+        try:
+            with safe_open(file, framework="np") as header:
+                slices = {name: header.get_slice(name) for name in header.keys()}  # noqa: SIM118 - no dict
+                found = {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+        except (SafetensorError, OSError) as error:
+            advice = "fetch the file again, after a git clone by `git lfs pull`"
+            raise ModelError(f"{file}: expected whole safetensors, found damage ({error}); {advice}") from error
+        for name, (dtype, shape) in found.items():
+            if dtype not in DTYPES:
+                kinds = ", ".join(DTYPES)
+                raise ModelError(f"{file}: {name}: expected {kinds}, found {dtype}; quantised weights are not read")
             if name in stored:
                 raise ModelError(f"{file}: {name}: expected once, found it in {stored[name].file.name} as well")
-            stored[name] = tensor
+            stored[name] = StoredTensor(file, dtype, shape)
     return stored
-
-
-def _read_header(path: Path) -> dict[str, StoredTensor]:
-    try:
-        with safe_open(path, framework="np") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            tensors = {
-                name: StoredTensor(path, one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
-            }
-    except (SafetensorError, OSError) as error:
-        advice = "fetch the file again, after a git clone by `git lfs pull`"
-        raise ModelError(f"{path}: expected whole safetensors, found damage ({error}); {advice}") from error
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPES:
-            kinds = ", ".join(DTYPES)
-            raise ModelError(f"{path}: {name}: expected {kinds}, found {tensor.dtype}; quantised weights are not read")
-    return tensors
 
 
 def kept_tensors(network: Any) -> dict[str, Any]:
@@ -127,9 +116,7 @@ def stored_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int,
 def match_tensors(
     stored: Mapping[str, StoredTensor], network: Any, layout: Layout, model_type: Any, folder: Path
 ) -> UsedTensors:
-    """Compare the stored tensors with the parameters of the network; raise ModelError for one that is missing, unused
-    or of another shape, under its stored name.
-    """
+    """Count the stored tensors; raise ModelError for one that is missing, unused or of another shape in the network."""
     shapes = stored_shapes({name: tuple(tensor.shape) for name, tensor in kept_tensors(network).items()})
     ours = {name: rename_tensor(name, layout.tensors) for name in stored}
     published = {name: theirs for theirs, name in layout.tensors.items()}
@@ -155,9 +142,8 @@ def match_tensors(
             f"{folder}: expected exactly the weights of {model_type} in the shapes of config.json, found {found}"
         )
     renamed = sum(name != theirs for theirs, name in ours.items())
-    return UsedTensors(
-        tuple(dict.fromkeys(one.file.name for one in stored.values())), len(stored), len(shapes), renamed
-    )
+    files = tuple(dict.fromkeys(one.file.name for one in stored.values()))
+    return UsedTensors(files, len(stored), len(shapes), renamed)
 
 
 def on_meta(kind: Any, config: Any) -> Any:

@@ -6,7 +6,7 @@ from closeness import assert_close, terms_of
 from seeded_models import seeded_model
 
 from sinkscope.attention import Columns, LayerCall, Prefix, Watcher, subscribed
-from sinkscope.decoding import BlockCache, parse_cache
+from sinkscope.decoding import BlockCache, LLaDASettings, parse_cache
 from sinkscope.decoding.caches.policy import Moment, loss_without, pick
 from sinkscope.decoding.caches.reader import CachedReader
 from sinkscope.decoding.canvas import WorkMeter, lay_out
@@ -14,6 +14,7 @@ from sinkscope.decoding.canvas import WorkMeter, lay_out
 PROMPTS = [[5, 9, 22, 41, 7, 3, 18, 30, 2], [14, 8, 8, 51], [33, 2, 19, 44, 27, 6]]
 START, STOP, WIDTH, LAYERS, HEADS = 8, 11, 17, 2, 3
 PADDED = 4  # of the second row
+SETTINGS = LLaDASettings(length=8, steps=8, block=8)
 
 
 def moment(**more):
@@ -66,7 +67,7 @@ def test_the_block_reads_the_kept_keys_alone(cache):
     """With two layers and tokens as in the refresh, a step is a whole call whose block sees the kept keys only."""
     model, tokens = seeded_model("llada"), torch.tensor([PROMPTS[0] + [60] * 8])
     real = torch.ones_like(tokens, dtype=torch.bool)
-    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), parse_cache(cache), real)
+    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), parse_cache(cache), SETTINGS)
     reader.begin_block(9, 13)
     with torch.no_grad():
         for _ in range(2):
@@ -142,7 +143,7 @@ def test_scores_are_the_column_sums_of_the_refresh():
             seen.append(moment)
             return super().kept(moment)
 
-    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), Spy(keep="top", budget=4), real)
+    reader = CachedReader(model, lay_out(real), WorkMeter(model.network, 1), Spy(keep="top", budget=4), SETTINGS)
     reader.begin_block(9, 13)
     with torch.no_grad(), subscribed(model.network, reader):
         reader.open_places(tokens, tokens == 60)

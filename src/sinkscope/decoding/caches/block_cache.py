@@ -4,7 +4,7 @@ A *trigger* refreshes one row of the batch in the next step. It looks at the att
 main sink has moved where its head's most attended key is another one (Eq. 3 in queries' worth); attention has drifted
 where the cosine of that key's weights, then and now, is below the level in some layer. The trigger ``entropy`` is after
 EntropyCache (Cheong et al., 2026), which also computes the tokens written last (``fresh=changed,recent=N``); its code
-is not published, and nothing here is claimed to equal it. The policy ``elastic-cache`` recomputes only later layers.
+is not published, and nothing here is claimed to equal it.
 """
 
 from collections.abc import Iterator
@@ -25,6 +25,7 @@ from sinkscope.decoding.caches.policy import (
     Plan,
     block_weights,
     loss_without,
+    marked,
     outside_of,
     pick,
 )
@@ -97,9 +98,8 @@ class BlockCache(CachePolicy):
         due = FIRED[self.trigger](moment, LEVELS[self.trigger] if self.level is None else self.level)
         if not bool(due.any()):
             return plan
-        open_places = plan.fresh if plan.open is None else plan.open
-        fresh = plan.fresh if isinstance(plan.fresh, Tensor) else _marked(plan.fresh, moment.real)
-        return Plan(None if bool(due.all()) else fresh | due[:, None], open_places)
+        fresh = None if bool(due.all()) else marked(plan.fresh, moment.real) | due[:, None]
+        return Plan(fresh, plan.fresh if plan.open is None else plan.open)
 
     def _without_trigger(self, moment: Moment) -> Plan:
         if self.fresh == "all" or (self.every is not None and moment.number % self.every == 0):
@@ -113,7 +113,7 @@ class BlockCache(CachePolicy):
             assert moment.at_refresh is not None
             columns = moment.at_refresh.sum((1, 2)).masked_fill(~outside_of(moment), -torch.inf)
             sinks = columns.topk(self.sinks, dim=-1).indices
-            return Plan(_marked(block, moment.real).scatter(1, sinks, True), open=block)
+            return Plan(marked(block, moment.real).scatter(1, sinks, True), open=block)
         fresh = torch.zeros_like(moment.masked)
         fresh[:, block] = moment.masked[:, block] | torch.stack(list(moment.commits[-self.recent :])).any(0)[:, block]
         return Plan(fresh)
@@ -121,8 +121,9 @@ class BlockCache(CachePolicy):
     def watches(self, refresh: bool) -> bool:
         return self.trigger in ("sink", "drift") or (refresh and self.fresh == "sinks")
 
-    def watch(self, call: LayerCall, moment: Moment) -> Tensor:
-        return block_rows(call, moment) if self.trigger == "drift" else block_columns(call, moment)
+    def follow(self, so_far: Tensor | None, call: LayerCall, moment: Moment) -> Tensor:
+        found = (block_rows if self.trigger == "drift" else block_columns)(call, moment)[:, None]
+        return found if so_far is None else torch.cat([so_far, found], dim=1)
 
     judges = property(lambda self: self.trigger == "entropy")
     measures = property(lambda self: self.keep not in ("all", "random", "first", "window"))
@@ -146,8 +147,13 @@ class BlockCache(CachePolicy):
             return near
         if self.keep == "first":
             return -position.float().expand(rows, 1, 1, -1)
-        if self.keep == "random":
-            return self._drawn(moment)
+        if self.keep == "random":  # by seed, block and length of a row, whatever its neighbours and padding
+            drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device, dtype=torch.float32)
+            for row, count in enumerate(moment.real.sum(-1).tolist()):
+                source = torch.Generator().manual_seed((self.seed * 1_000_003 + width - moment.start) % 2**64)
+                own = torch.rand(*moment.heads, count, generator=source, device="cpu", dtype=torch.float32)
+                drawn[row, ..., width - count :] = own
+            return drawn
         assert moment.scores is not None and moment.values is not None
         if self.keep == "norm":
             return torch.stack(list(moment.values), dim=1)
@@ -163,16 +169,6 @@ class BlockCache(CachePolicy):
         sinks = strongest & (over > EXCESS) & (budget > self.window)
         return torch.where(sinks, over, near - width)
 
-    def _drawn(self, moment: Moment) -> Tensor:
-        """Draw by the seed, the block and the length of a row, whatever its neighbours and its padding."""
-        rows, width = moment.real.shape
-        drawn = torch.zeros(rows, *moment.heads, width, device=moment.real.device, dtype=torch.float32)
-        for row, count in enumerate(moment.real.sum(-1).tolist()):
-            source = torch.Generator().manual_seed((self.seed * 1_000_003 + width - moment.start) % 2**64)
-            own = torch.rand(*moment.heads, count, generator=source, device="cpu", dtype=torch.float32)
-            drawn[row, ..., width - count :] = own
-        return drawn
-
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
         if self.fresh == "changed" and family.shift:
             yield f"{family.name} reads a token one position to its left, which may not be fresh; use fresh=block"
@@ -186,12 +182,6 @@ class BlockCache(CachePolicy):
                 f"expected sinks and a budget of keys up to {room}, which the shortest canvas of {shortest} tokens has "
                 f"outside of a block, found {count}"
             )
-
-
-def _marked(places: slice, real: Tensor) -> Tensor:
-    marked = torch.zeros_like(real)
-    marked[:, places] = True
-    return marked & real
 
 
 def excess(columns: Tensor, real: Tensor) -> Tensor:

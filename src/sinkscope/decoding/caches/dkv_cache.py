@@ -7,8 +7,7 @@ computes everything, for LLaDA the second one too. Dream reads a token one posit
 those left of these tokens (published: shift type ``un``).
 
 Quirk: LLaDA's confidences are taken in float64, as by Fast-dLLM.
-Quirk: for Dream the last position of the canvas counts as stored from the third step of a block on, whether it was
-written or not.
+Quirk: for Dream the last position of the canvas counts as stored from a block's third step on, written or not.
 
 *Greedy*: tokens are committed in a random order. A step computes what it commits, what the step before has committed,
 and a *window*: the masks nearest to the former, left and right in turn.
@@ -76,8 +75,9 @@ class DKVGreedy(CachePolicy):
             return Plan(open=chosen)
         fresh = chosen | moment.commits[-1]
         for row, committed in enumerate(places):
-            for place in committed:
-                _fill(fresh[row], moment.masked[row], place, self.window)
+            for place in committed:  # the masks nearest to it that are not fresh yet, of two the left one first
+                free = (moment.masked[row] & ~fresh[row]).nonzero().flatten().tolist()
+                fresh[row, sorted(free, key=lambda at: (abs(at - place), at > place))[: self.window]] = True
         return Plan(fresh, open=chosen)
 
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
@@ -105,15 +105,3 @@ class DKVGreedy(CachePolicy):
             found.append(order[first:last].tolist())
             chosen[row, found[-1]] = True
         return found, chosen
-
-
-def _fill(fresh: Tensor, masked: Tensor, place: int, count: int) -> None:
-    """Mark as fresh the masks nearest to a place that are not yet, in turn from the left and the right."""
-    free = (masked & ~fresh).tolist()
-    found = distance = 0
-    while found < count and (place - distance >= 0 or place + distance < len(free)):
-        distance += 1
-        for at in (place - distance, place + distance):
-            if found < count and 0 <= at < len(free) and free[at]:
-                fresh[at] = True
-                found += 1

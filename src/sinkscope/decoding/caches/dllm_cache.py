@@ -54,15 +54,13 @@ class DLLMCache(CachePolicy):
 class DLLMReader(LayerByLayer):
     """Computes other positions in each layer; a row counts the steps in which it is written, alone or not."""
 
-    def __init__(
-        self, model: Model, layout: Layout, meter: WorkMeter, policy: DLLMCache, real: Tensor, width: int
-    ) -> None:
-        super().__init__(model, layout, meter, policy, real)
-        self.policy, self._prompt, self._answer = policy, width, real.shape[1] - width
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: DLLMCache, answer: int) -> None:
+        super().__init__(model, layout, meter, policy)
+        self.policy, self._prompt, self._answer = policy, self._real.shape[1] - answer, answer
         self._some = int(self._answer * policy.ratio)  # positions of the answer where a layer does not compute all
         self._attention: dict[int, Tensor] = {}
         self._mlp: dict[int, Tensor] = {}
-        self._steps = [0] * len(real)
+        self._steps = [0] * len(self._real)
 
     def read(self, inputs: Tensor, rows: Sequence[int] | None = None, together: bool = False) -> Tensor:
         groups: dict[tuple[bool, bool], list[int]] = {}
@@ -79,8 +77,8 @@ class DLLMReader(LayerByLayer):
                 computed = [own * prompt + (self._answer if answer else self._some) for prompt, answer in parts]
                 self.meter.add_layers(row, computed, self._lengths[row], values)
                 self._steps[row] += 1
-            forward_of = partial(self._forward_of, torch.tensor(group, device=self._real.device), parts)
-            found = self._through(inputs[group], group, forward_of)
+            layer = partial(self._layer, torch.tensor(group, device=self._real.device), parts)
+            found = self._through(inputs[group], group, partial(partial, layer))
             if self._hidden is None:
                 self._hidden = found
             else:
@@ -88,14 +86,11 @@ class DLLMReader(LayerByLayer):
         assert self._hidden is not None
         return self._hidden
 
-    def _forward_of(self, rows: Tensor, parts: list[tuple[bool, bool]], index: int, layer: Any) -> Any:
-        return partial(self._layer, index, layer, rows, parts[index])
-
     def _layer(
-        self, index: int, layer: Any, rows: Tensor, parts: tuple[bool, bool], hidden: Tensor, **given: Any
+        self, rows: Tensor, parts: list[tuple[bool, bool]], index: int, layer: Any, hidden: Tensor, **given: Any
     ) -> Tensor:
         entering = layer.input_layernorm(hidden)
-        places, values = self._places(index, layer, entering, rows, *parts)
+        places, values = self._places(index, layer, entering, rows, *parts[index])
         if index in self._mlp:
             self._store.compute(places, None, rows)
         some = at_places(places, entering)

@@ -83,12 +83,12 @@ class Pass:
 class ElasticReader(LayerByLayer, Hider):
     """Computes the positions of an `ElasticCache`; each row alone after the first step, as rows turn elsewhere."""
 
-    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache, real: Tensor) -> None:
-        super().__init__(model, layout, meter, policy, real)
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: ElasticCache) -> None:
+        super().__init__(model, layout, meter, policy)
         self.policy, self._keeper = policy, LayerKeeper()
         self._entering: dict[int, Tensor] = {}
         self._queries: dict[int, Tensor] = {}
-        nowhere = torch.zeros_like(real)
+        nowhere = torch.zeros_like(self._real)
         self._masked, self._window, self._written, self._tracked = nowhere, nowhere, nowhere, nowhere.clone()
 
     def hide(self, call: LayerCall) -> None:

@@ -48,7 +48,7 @@ class Moment:
     confidence: Tensor | None = None
     entropy: Tensor | None = None
     surveyed: Tensor | None = None  # the confidence of every mask in the first step of the generation, if it surveys
-    # Results of `CachePolicy.watch` in the last step, in the one before it, and in the last refresh of each row,
+    # Results of `CachePolicy.follow` in the last step, in the one before it, and in the last refresh of each row,
     # [batch, layer, …]; None where there was no such step.
     now: Tensor | None = None
     before: Tensor | None = None
@@ -64,10 +64,9 @@ class Moment:
 
     def of_rows(self, rows: list[int]) -> "Moment":
         """Return the moment of some rows, without measurements."""
-        tokens, masked, real = self.tokens[rows], self.masked[rows], self.real[rows]
+        tensors = self.tokens[rows], self.masked[rows], self.real[rows], tuple(one[rows] for one in self.commits)
         constant = {name: getattr(self, name) for name in ("heads", "shift", "settings", "width")}
-        commits = tuple(one[rows] for one in self.commits)
-        return Moment(self.number, self.start, self.stop, tokens, masked, real, commits, **constant)
+        return Moment(self.number, self.start, self.stop, *tensors, **constant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +81,7 @@ class Plan:
 class CachePolicy(ABC):
     """Decides the work of a step; subclasses are frozen dataclasses, whose fields are the options of the text form.
 
-    A subclass with a `name`, in a module of this package or in one that an installed package declares as an entry point
-    of the group ``sinkscope.caches``, is found by `parse_cache` and ``--cache``.
+    One with a `name`, here or in an entry point of the group ``sinkscope.caches``, is found by `parse_cache`.
     """
 
     name: ClassVar[str] = ""  # in the text form
@@ -124,17 +122,12 @@ class CachePolicy(ABC):
         """Measure a layer in a refresh, [batch, …]: by default the column sums of each head."""
         return columns.sums[:, :, 0]
 
-    def watch(self, call: LayerCall, moment: Moment) -> Tensor:
-        """Return the measurement of a layer for the plan of the next step, [row, …]; see `watches`."""
-        raise NotImplementedError
-
-    def follow(self, so_far: Tensor | None, call: LayerCall, moment: Moment) -> Tensor:
+    def follow(self, so_far: Tensor | None, call: LayerCall, moment: Moment) -> Tensor | None:
         """Return the measurements up to this layer, [row, …]; those of the last one become `Moment.now`."""
-        found = self.watch(call, moment)[:, None]
-        return found if so_far is None else torch.cat([so_far, found], dim=1)
+        return so_far
 
     def watches(self, refresh: bool) -> bool:
-        """Whether `watch` is asked in every layer of a refresh, or of another step."""
+        """Whether `follow` is asked in every layer of a refresh, or of another step."""
         return False
 
     def misfits(self, family: Family, settings: Any) -> Iterator[str]:
@@ -157,8 +150,16 @@ class CachePolicy(ABC):
         return f"{self.name}:{options}" if options else self.name
 
     def refuse(self, what: str) -> CallError:
-        """Return the error of this policy."""
         return CallError(f"cache {self.text}: {what}")
+
+
+def marked(places: Places, real: Tensor) -> Tensor:
+    """Return places as marks, bool [batch, position]; a slice without padding."""
+    if isinstance(places, Tensor):
+        return places
+    found = torch.zeros_like(real)
+    found[:, places] = True
+    return found & real
 
 
 def outside_of(moment: Moment) -> Tensor:
@@ -169,9 +170,8 @@ def outside_of(moment: Moment) -> Tensor:
 
 
 def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the attention of the block's queries, [row, head, query, key], constant keys in front first.
-
-    A call of a part of the canvas has the queries of that part; one outside of the block has the weight 0 everywhere.
+    """Return the attention of the block's queries, [row, head, query, key], constant keys in front first; in a call of
+    a part of the canvas that of its queries, 0 outside of the block.
     """
     queries = slice(moment.start, moment.stop) if call.part is None else slice(None)
     weights = attention_weights(call, moment.real[:, None, None], queries, dtype)
@@ -182,20 +182,19 @@ def block_weights(call: LayerCall, moment: Moment, dtype: torch.dtype = torch.fl
 
 
 def attention_weights(call: LayerCall, seen: Tensor, queries: slice, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the attention of some queries of a call, [row, head, query, key], constant keys in front first.
-
-    ``seen`` marks the keys that the queries see, bool [1 or row, 1, 1 or query, key].
+    """Return the attention of some queries of a call, [row, head, query, key], constant keys in front first, to the
+    keys that they have ``seen``, bool [1 or row, 1, 1 or query, key].
     """
     with without_autocast(call.query.device.type):
         query = call.query[:, :, queries].to(dtype)
         scores = query @ _over_heads(call.key, call, dtype).transpose(-1, -2)
         scores = scores.div(query.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf)
         if call.own is not None:
-            if call.own.keys is None:
+            if call.own.keys is not None:
+                front = query @ _over_heads(call.own.keys, call, dtype).transpose(-1, -2) / query.shape[-1] ** 0.5
+            else:
                 assert call.own.logits is not None
                 front = call.own.logits.to(dtype)[None, :, None].expand(*scores.shape[:3], -1)
-            else:
-                front = query @ _over_heads(call.own.keys, call, dtype).transpose(-1, -2) / query.shape[-1] ** 0.5
             scores = torch.cat([front, scores], dim=-1)
         return scores.softmax(-1)
 
@@ -209,9 +208,8 @@ def _over_heads(tensor: Tensor, call: LayerCall, dtype: torch.dtype) -> Tensor:
 def loss_without(call: LayerCall, moment: Moment) -> Tensor:
     """Return how much the block's attention output changes when one key is not read, float32 [batch, head, position].
 
-    Without key j, whose weight is w and whose value is v, an output o becomes (o − w v) / (1 − w): it moves by w / (1 −
-    w) ‖o − v‖. The squares are added over the queries of the block. Keys are taken away one at a time; the loss of
-    several is not the sum. Where w is almost 1, o is almost v, which needs float64.
+    Without a key of weight w and value v an output o becomes (o − w v) / (1 − w): it moves by w / (1 − w) ‖o − v‖. The
+    squares are added over the queries of the block. Where w is almost 1, o is almost v, which needs float64.
     """
     double = torch.float64
     weights, value = block_weights(call, moment, double), _over_heads(call.value, call, double)
@@ -228,9 +226,8 @@ def loss_without(call: LayerCall, moment: Moment) -> Tensor:
 
 
 def pick(preference: Tensor, moment: Moment, count: int) -> Tensor:
-    """Return the positions of the block and the ``count`` preferred most outside of it, in order, int64 […, key].
-
-    Of equal ones in ``preference`` […, position] the lower is picked: in the first layer all masks have one value.
+    """Return the positions of the block and the ``count`` preferred most outside of it, in order, int64 […, key]; of
+    equal ones in ``preference`` […, position] the lower: in the first layer all masks have one value.
     """
     wanted = preference.masked_fill(~outside_of(moment)[:, None, None], -torch.inf)
     return with_block(wanted.sort(dim=-1, descending=True, stable=True).indices[..., :count], moment)
@@ -258,20 +255,18 @@ def known_caches() -> Mapping[str, type[CachePolicy]]:
 
 
 def parse_cache(text: str) -> CachePolicy | None:
-    """Return a policy from text such as ``block:every=8,keep=sinks,budget=64``; None for ``none``.
-
-    Behind the name stand fields of its class; a choice may be written as its value alone. `CallError` names those there
-    are.
+    """Return a policy from text such as ``block:every=8,keep=sinks,budget=64``, a choice also by its value alone; None
+    for ``none``. `CallError` names the policies, or the fields of its class, that there are.
     """
     name, _, tail = text.strip().partition(":")
     known = known_caches()
     if name == "none" and not tail:
         return None
     if name not in known:
-        raise CallError(
-            f"no cache {text!r}; expected one of none, {', '.join(known)}, with options as in block:every=8"
-        )
-    hints = _hints(known[name])
+        expected = f"one of none, {', '.join(known)}, with options as in block:every=8"
+        raise CallError(f"no cache {text!r}; expected {expected}")
+    types = get_type_hints(known[name], include_extras=True)
+    hints = {one.name: types[one.name] for one in fields(known[name])}
     given: dict[str, Any] = {}
     for piece in filter(None, map(str.strip, tail.split(","))):
         option, equals, value = piece.partition("=")
@@ -284,11 +279,6 @@ def parse_cache(text: str) -> CachePolicy | None:
     return known[name](**given)
 
 
-def _hints(kind: type[CachePolicy]) -> dict[str, Any]:
-    types = get_type_hints(kind, include_extras=True)
-    return {one.name: types[one.name] for one in fields(kind)}
-
-
 def cache_definitions() -> list[dict[str, Any]]:
     """Return name, purpose, source and options of every policy, those of installed packages included."""
     import docstring_parser
@@ -299,7 +289,7 @@ def cache_definitions() -> list[dict[str, Any]]:
         source = re.match(r"[^\n]*?(\(.*?\))\.?\n", sys.modules[kind.__module__].__doc__ or "", flags=re.DOTALL)
         docs = [docstring_parser.parse(one.__doc__ or "") for one in reversed(kind.__mro__)]
         meanings = {one.arg_name: " ".join((one.description or "").split()) for doc in docs for one in doc.params}
-        hints, options = _hints(kind), []
+        hints, options = get_type_hints(kind), []
         for one in fields(kind):
             choices = [choice for choice in get_args(hints[one.name]) if isinstance(choice, str)] or None
             does = meanings.get(one.name, "").replace("``", "")

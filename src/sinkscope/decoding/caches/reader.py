@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sinkscope.attention import CallPart, Columns, Hider, LayerCall, Watcher, current_session, subscribed
 from sinkscope.decoding.caches.dllm_cache import DLLMCache, DLLMReader
 from sinkscope.decoding.caches.elastic_cache import ElasticCache, ElasticReader
-from sinkscope.decoding.caches.policy import CachePolicy, Moment, Places, Plan, parse_cache
-from sinkscope.decoding.caches.store import KeyValueStore, stored_call
+from sinkscope.decoding.caches.policy import CachePolicy, Moment, Plan, marked, parse_cache
+from sinkscope.decoding.caches.store import KeyValueStore
 from sinkscope.decoding.canvas import Batch, Layout, WorkMeter
-from sinkscope.decoding.projection import WholeReader, rows_of
+from sinkscope.decoding.projection import WholeReader, rows_of, stored_call
 from sinkscope.decoding.settings import Settings
 from sinkscope.models import Model
 
@@ -29,15 +28,13 @@ def reading(model: Model, batch: Batch, layout: Layout, meter: WorkMeter, settin
         return
     policy.check_canvas(batch, settings)
     check_model(model, policy)
-    width, length = batch.real.shape[1], layout.positions.shape[1]
-    real = pad(batch.real, (0, length - width), value=True)
     if isinstance(policy, DLLMCache):
-        yield DLLMReader(model, layout, meter, policy, real, width)
+        yield DLLMReader(model, layout, meter, policy, settings.length)
         return
     if isinstance(policy, ElasticCache):
-        reader, measured = ElasticReader(model, layout, meter, policy, real), True
+        reader, measured = ElasticReader(model, layout, meter, policy), True
     else:
-        reader = CachedReader(model, layout, meter, policy, real, settings, width)
+        reader = CachedReader(model, layout, meter, policy, settings)
         measured = policy.measures or policy.watches(refresh=True)
     with subscribed(model.network, reader) if measured else nullcontext():
         yield reader
@@ -54,15 +51,13 @@ def check_model(model: Model, policy: CachePolicy) -> None:
                 f"found {found}; hide without a cache (--cache none)"
             )
         if policy.by_layer or policy.selects:
-            why = (
-                "each of its layers computes other positions" if policy.by_layer else "its queries read only some keys"
-            )
+            what = "layers computes other positions" if policy.by_layer else "queries reads only some keys"
             raise policy.refuse(
-                f"expected a model that nothing watches, because {why}, found one that is recorded; use a policy that "
-                "computes whole positions and reads all keys, such as --cache block"
+                f"expected a model that nothing watches, because each of its {what}, found one that is recorded; use a "
+                "policy that computes whole positions and reads all keys, such as --cache block"
             )
-    sink = getattr(model.network.model, "sink_token", None)
-    if sink is not None and sink.variant.kind == "token" and sink.variant.position == "end":
+    sink = getattr(getattr(model.network.model, "sink_token", None), "variant", None)
+    if sink is not None and (sink.kind, sink.position) == ("token", "end"):
         raise policy.refuse(
             f"{model.card.name} has a sink token at the end of the whole canvas, of which a step computes a part; use "
             "--cache none"
@@ -72,30 +67,21 @@ def check_model(model: Model, policy: CachePolicy) -> None:
 class CachedReader(WholeReader, Hider):
     """Computes the positions that a policy names, and reads the stored keys and values of the others."""
 
-    def __init__(
-        self,
-        model: Model,
-        layout: Layout,
-        meter: WorkMeter,
-        policy: CachePolicy,
-        real: Tensor,
-        settings: Any = None,
-        width: int = 0,
-    ) -> None:
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, settings: Any) -> None:
         super().__init__(model, layout, meter)
-        self.policy, self.double, self._real = policy, policy.double, real
+        self.policy, self.double, self._real = policy, policy.double, layout.real
         self._measures = self._watches = False  # in the running call
         self._measured: list[Tensor] = []  # results of `CachePolicy.measure` for each layer
         self._watched: Tensor | None = None  # result of `CachePolicy.follow` in the last layer
         self._store = KeyValueStore()
-        heads = (model.card.layers, model.card.kv_heads)
+        heads, width = (model.card.layers, model.card.kv_heads), layout.real.shape[1] - settings.length
         # Fields of every `Moment`; measurements are added as they come.
         self._known: dict[str, Any] = dict(heads=heads, shift=model.family.shift, settings=settings, width=width)
         self._moment: Moment | None = None  # before the step, and its part for the rows of the running call
         self._asked: Any = None
         self._plan = Plan()
         self._kept: Tensor | None = None
-        self._block = (0, real.shape[1])
+        self._block = (0, layout.real.shape[1])
         self._number = 0
         # How many tokens of each row the block has yet to commit; a model may commit the mask token.
         self._due: Tensor | None = None
@@ -133,7 +119,8 @@ class CachedReader(WholeReader, Hider):
             self._plan = Plan(self._ahead)
         else:
             self._plan = self.policy.plan(self._moment) if self._number else self.policy.first(self._moment)
-        return self._marked(self._plan.fresh if self._plan.open is None else self._plan.open)
+        places = self._plan.fresh if self._plan.open is None else self._plan.open
+        return None if places is None else marked(places, self._real)
 
     def _now(self, tokens: Tensor, masked: Tensor) -> Moment:
         return Moment(self._number, *self._block, tokens, masked, self._real, tuple(self._commits), **self._known)
@@ -143,15 +130,14 @@ class CachedReader(WholeReader, Hider):
         rows = list(range(len(inputs))) if rows is None or (together and not self.policy.lasting) else list(rows)
         fresh = self._plan.fresh
         self._known["before"] = self._known.get("now")
+        if fresh is not None and not self.policy.lasting:
+            self._store.hold(rows)
         if fresh is None:
             self._refresh(inputs, rows)
+        elif isinstance(fresh, slice):
+            self._compute(inputs, rows, fresh)
         else:
-            if not self.policy.lasting:
-                self._store.hold(rows)
-            if isinstance(fresh, slice):
-                self._compute(inputs, rows, fresh)
-            else:
-                self._compute_marked(inputs, rows, fresh & self._real)
+            self._compute_marked(inputs, rows, fresh & self._real)
         self._number += 1
         assert self._hidden is not None
         return self._hidden
@@ -179,19 +165,13 @@ class CachedReader(WholeReader, Hider):
         assert self._moment is not None
         tokens = torch.where(written >= 0, written, self._moment.tokens)
         masked = self._moment.masked & ((written < 0) | (written == self.model.card.mask_id))
-        fresh = self._marked(self.policy.plan(self._now(tokens, masked)).fresh)
+        fresh = self.policy.plan(self._now(tokens, masked)).fresh
         assert fresh is not None
+        fresh = marked(fresh, self._real)
         if self._ahead is None:
             self._ahead = fresh
         else:
             self._ahead[list(self._charged)] = fresh[list(self._charged)]
-
-    def _marked(self, places: Places | None) -> Tensor | None:
-        if not isinstance(places, slice):
-            return places
-        marked = torch.zeros_like(self._real)
-        marked[:, places] = True
-        return marked
 
     def _refresh(self, inputs: Tensor, rows: list[int]) -> None:
         """Compute all positions of some rows, and ask the policy which keys they read from now on."""
@@ -203,7 +183,7 @@ class CachedReader(WholeReader, Hider):
         self._store.refresh(rows)
         layout, tokens = (self.layout, inputs) if whole else (rows_of(self.layout, rows), inputs[rows])
         self._measures = measures
-        found = self._forward(tokens, layout.positions, layout.seen, rows, None if whole else slice(None), refresh=True)
+        found = self._forward(tokens, layout.positions, layout.seen, rows, None if whole else slice(None), True)
         self._measures = False
         if whole:
             self._hidden = found
@@ -227,7 +207,7 @@ class CachedReader(WholeReader, Hider):
         real = self._real[:, fresh].sum(-1).tolist()
         for row in self._charged:
             self.meter.add(row, real[row], keys[row])
-        self._put(self._forward(tokens, positions, seen, rows, fresh), rows, fresh)
+        self._put(self._forward(tokens, positions, seen, rows, fresh, False), rows, fresh)
 
     def _compute_marked(self, inputs: Tensor, rows: list[int], fresh: Tensor) -> None:
         """Compute marked positions, a number of each row; rows with all of them in a separate call."""
@@ -267,13 +247,7 @@ class CachedReader(WholeReader, Hider):
         return self._kept[rows].clamp(min=0), seen, real.sum(-1).tolist()
 
     def _forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        seen: Tensor | None,
-        rows: list[int],
-        queries: Any,
-        refresh: bool = False,
+        self, tokens: Tensor, positions: Tensor, seen: Tensor | None, rows: list[int], queries: Any, refresh: bool
     ) -> Tensor:
         """Call the network; ``queries`` are the places, a slice or int64 [row, query], None for the whole batch."""
         session, count, part = current_session(self.model.network), len(self._real), None
@@ -292,9 +266,8 @@ class CachedReader(WholeReader, Hider):
             assert found is not None
             for name in ("now", "at_refresh") if refresh else ("now",):
                 kept = self._known.get(name)
-                kept = found.new_zeros(count, *found.shape[1:]) if kept is None else kept.clone()
-                kept[rows] = found
-                self._known[name] = kept
+                self._known[name] = found.new_zeros(count, *found.shape[1:]) if kept is None else kept.clone()
+                self._known[name][rows] = found
         return hidden
 
     def _put(self, found: Tensor, rows: list[int], fresh: slice | Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from sinkscope.attention import mask_for
 from sinkscope.decoding.caches.policy import CachePolicy
 from sinkscope.decoding.canvas import Layout, WorkMeter
-from sinkscope.decoding.projection import WholeReader, rows_of
+from sinkscope.decoding.projection import WholeReader, rows_of, stored_call
 from sinkscope.models import Model
 
 
@@ -81,24 +81,12 @@ class KeyValueStore:
         return query_length, 0
 
 
-def stored_call(model: Model, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: KeyValueStore) -> Tensor:
-    """Return the hidden states of tokens that read and write stored keys and values."""
-    output = model.network.model(
-        input_ids=tokens,
-        attention_mask=mask_for(model.network, seen),
-        position_ids=positions,
-        past_key_values=store,
-        use_cache=True,
-    )
-    return output.last_hidden_state.to(tokens.device)
-
-
 class LayerByLayer(WholeReader):
     """Runs the layers of some rows with a forward of its subclass, behind stored keys and values."""
 
-    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy, real: Tensor) -> None:
+    def __init__(self, model: Model, layout: Layout, meter: WorkMeter, policy: CachePolicy) -> None:
         super().__init__(model, layout, meter)
-        self.double, self._real = policy.double, real
+        self.double, self._real = policy.double, layout.real
         self._layers: Any = model.network.model.layers
         self._store = KeyValueStore()
 

@@ -23,7 +23,6 @@ ENCODER = Family(
 )
 ENCODERS = {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}
 """The network of each ``model_type``, in `sinkscope.models.networks`."""
-LLAMA_8B = ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct")
 
 LLAMA = Family(
     "llama",
@@ -31,7 +30,7 @@ LLAMA = Family(
     sampler="autoregressive",
     model_types=("llama", "qwen2", "qwen3"),
     source="transformers, LlamaForCausalLM",
-    shapes=(PublishedShape(LLAMA_8B, 8_030_261_248, 32, 4096, vocabulary=128256),),
+    shapes=(PublishedShape("meta-llama/Llama-3.1-8B", 8_030_261_248, 32, 4096, vocabulary=128256),),
 )
 OTHERS = Family(
     NAME, causal=True, sampler="autoregressive", model_types=(), source="transformers, AutoModelForCausalLM"

@@ -80,13 +80,8 @@ def _template(newlines: str) -> str:
     """Return Llama 3's chat template as LLaDA and MMaDA write it; they differ in the newlines after a header."""
     header = "<|start_header_id|>%s<|end_header_id|>" + newlines
     turn = header % "{{ message['role'] }}" + "{{ message['content'] | trim }}<|eot_id|>"
-    return (
-        "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
-        + turn
-        + "{% endfor %}{% if add_generation_prompt %}"
-        + header % "assistant"
-        + "{% endif %}"
-    )
+    first = "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    return first + turn + "{% endfor %}{% if add_generation_prompt %}" + header % "assistant" + "{% endif %}"
 
 
 def _has_image_codes(config: Mapping[str, Any]) -> bool:
@@ -95,9 +90,6 @@ def _has_image_codes(config: Mapping[str, Any]) -> bool:
     named = (config.get("architectures") or []) == ["MMadaModelLM"]
     return config.get("model_type") == "llada" and bool(_MMADA_VOCABULARY in rows or _IMAGE_KEYS & set(config) or named)
 
-
-LLADA_8B = ("GSAI-ML/LLaDA-8B-Base", "GSAI-ML/LLaDA-8B-Instruct", "GSAI-ML/LLaDA-1.5")
-MMADA_8B = ("Gen-Verse/MMaDA-8B-Base", "Gen-Verse/MMaDA-8B-MixCoT")
 
 LLADA = Family(
     "llada",
@@ -110,7 +102,7 @@ LLADA = Family(
     mask_text="<|mdm_mask|>",
     chat_template=_template("\n\n"),
     chat_tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    shapes=(PublishedShape(LLADA_8B, 8_015_581_184, 32, 4096, vocabulary=126464),),
+    shapes=(PublishedShape("GSAI-ML/LLaDA-8B-Base", 8_015_581_184, 32, 4096, vocabulary=126464),),
 )
 MMADA = replace(
     LLADA,
@@ -126,7 +118,7 @@ MMADA = replace(
     architectures=("LLaDAModelLM", "MMadaModelLM"),
     claims=_has_image_codes,
     chat_template=_template("\n"),
-    shapes=(PublishedShape(MMADA_8B, 8_082_690_048, 32, 4096, vocabulary=_MMADA_VOCABULARY),),
+    shapes=(PublishedShape("Gen-Verse/MMaDA-8B-Base", 8_082_690_048, 32, 4096, vocabulary=_MMADA_VOCABULARY),),
 )
 SMDM = Family(
     "smdm",

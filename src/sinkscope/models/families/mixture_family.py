@@ -2,20 +2,11 @@
 which writes block by block and is a GLM-4-MoE.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from sinkscope.models.family import NUMBERS, STOCK, TIED, UNROTATED, Family, Fixed, Layout, same
 
 QWEN3 = STOCK["qwen3"]
 _LAYER = "model.layers.{N}."
 _MOE = ("LLaDAMoEModelLM", "LLaDAMoEModel")
-
-
-def _is_mixture(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json that says ``llada`` is LLaDA-MoE's: by its class."""
-    return config.get("model_type") in ("llada", "lladamoe") and bool({*_MOE} & {*(config.get("architectures") or [])})
-
 
 LLADA_MOE = Family(
     "llada_moe",
@@ -24,7 +15,9 @@ LLADA_MOE = Family(
     model_types=("lladamoe",),
     source="inclusionAI/dInfer, tools/modeling_fused_lladamoe.py",
     architectures=_MOE,
-    claims=_is_mixture,
+    claims=lambda config: (  # also one that says ``llada``, by its class
+        config.get("model_type") in ("llada", "lladamoe") and bool({*_MOE} & {*(config.get("architectures") or [])})
+    ),
     layout=Layout(
         body="qwen3_moe",
         sizes={

@@ -12,15 +12,6 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-DREAM_7B = (
-    "Dream-org/Dream-v0-Base-7B",
-    "Dream-org/Dream-v0-Instruct-7B",
-    "Dream-org/Dream-Coder-v0-Base-7B",
-    "Dream-org/Dream-Coder-v0-Instruct-7B",
-    "apple/DiffuCoder-7B-Base",
-    "apple/DiffuCoder-7B-Instruct",
-    "apple/DiffuCoder-7B-cpGRPO",
-)
 BYTE_PAIRS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 DREAM = Family(
@@ -48,7 +39,7 @@ DREAM = Family(
     mask_text="<|mask|>",
     chat_template=CHATML,
     chat_tokens=("<|im_start|>", "<|im_end|>"),
-    shapes=(PublishedShape(DREAM_7B, 7_615_616_512, 28, 3584, vocabulary=152064),),
+    shapes=(PublishedShape("Dream-org/Dream-v0-Base-7B", 7_615_616_512, 28, 3584, vocabulary=152064),),
 )
 SDAR = Family(
     "sdar",
@@ -76,8 +67,8 @@ SDAR = Family(
     mask_text="<|MASK|>",
     end_of_turn=151645,
     shapes=(
-        PublishedShape(("JetLM/SDAR-4B-Chat",), 4_411_424_256, 36, 2560, vocabulary=151936),
-        PublishedShape(("JetLM/SDAR-8B-Chat",), 8_190_735_360, 36, 4096, vocabulary=151936),
+        PublishedShape("JetLM/SDAR-4B-Chat", 4_411_424_256, 36, 2560, vocabulary=151936),
+        PublishedShape("JetLM/SDAR-8B-Chat", 8_190_735_360, 36, 4096, vocabulary=151936),
     ),
 )
 OPEN_DLLM = Family(
@@ -109,5 +100,5 @@ FAST_DLLM_V2 = Family(
     ),
     shift=True,
     mask_text="|<MASK>|",
-    shapes=(PublishedShape(("Efficient-Large-Model/Fast_dLLM_v2_7B",), 7_615_616_512, 28, 3584, vocabulary=152064),),
+    shapes=(PublishedShape("Efficient-Large-Model/Fast_dLLM_v2_7B", 7_615_616_512, 28, 3584, vocabulary=152064),),
 )
