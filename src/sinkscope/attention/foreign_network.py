@@ -1,7 +1,6 @@
 """Watches a torch module that is not a transformers model, through its calls of ``F.scaled_dot_product_attention``.
 
-While the network's forward runs, a `TorchFunctionMode` of this thread intercepts the calls, and hooks tell which module
-makes them.
+While its forward runs, a `TorchFunctionMode` of this thread intercepts the calls; hooks tell which module makes them.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """The way of a transformers model to its session: its attention function, and the hooks on its modules.
 
-The attention function hides keys before the softmax, watches columns after it, and prepends constant keys. Without any
-of the three, its result is that of transformers' ``sdpa_attention_forward``, bit for bit.
+Without subscribers the function's result is that of transformers' ``sdpa_attention_forward``, bit for bit.
 
 Under ``torch.compile`` one graph serves all layers and all steps, so it can hold neither the running call nor the name
 of the layer. Two custom operators find both from the order in which the layers of a stack run.
@@ -148,7 +147,7 @@ def _give_back(config: Any) -> None:
 
 
 class TransformersHooks:
-    """Hooks on the stacks, the modules around them and their layers; they also set sinkscope's attention function."""
+    """Hooks on the stacks, the modules around them and their layers."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network

@@ -1,7 +1,6 @@
 """A session: while it is open, sinkscope computes the attention of the stacks of one network.
 
-A *step* is one call of a stack. On enter, hooks report every call to the session and pass the running call to the
-attention function; on exit, also after an exception, the network is restored.
+Hooks report every call to it and pass the running one to the attention function; on exit the network is restored.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """The recorder of a model: it measures every layer of a step and brings it to the writer of each prompt.
 
-A step is one call of a stack, the module that owns the layers. Its way:
+The way of a step:
 
 1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
 2. ``end_step``: the layers are stacked and sent to the host, on a GPU without waiting (`async_writer`).

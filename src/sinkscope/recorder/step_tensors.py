@@ -148,9 +148,8 @@ def part_step(
     start: GenerationStart,
     last_contexts: Mapping[str, StepContext],
 ) -> PartStep:
-    """Return the step of one part of a stack, given any of its layers and the stack's input.
-
-    A crossing part attends to the tokens of one of the other stacks, of which this is the newest step.
+    """Return the step of one part of a stack, given any of its layers and the stack's input; a crossing part attends to
+    the newest tokens of another stack.
     """
     queries, causal = layer["self_attention"].shape[-1], start.causal if context.causal is None else context.causal
     all_queries = queries == context.tokens.shape[1]
