@@ -115,7 +115,7 @@ class ForeignHooks:
                 output = forward(*args, **kwargs)
             if step.call is None:
                 name = type(self.network).__name__
-                raise AttentionError(f"no layer of {name} called F.scaled_dot_product_attention; it cannot be watched")
+                raise AttentionError(f"expected {name} to call F.scaled_dot_product_attention; it cannot be watched")
             failed = False
         finally:
             self._within = False
