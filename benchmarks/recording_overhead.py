@@ -52,14 +52,14 @@ def without_output_norms(model: Any, length: int) -> Callable[[], None]:
     """The same trace but for its output norms."""
     from sinkscope.attention import OutputProjections
 
-    record, norms = recorded(model, length), OutputProjections.norms
+    record, projection = recorded(model, length), OutputProjections._reduced
 
     def run() -> None:
-        OutputProjections.norms = lambda *given: None  # type: ignore[method-assign]
+        OutputProjections._reduced = lambda *given: None  # type: ignore[method-assign]
         try:
             record()
         finally:
-            OutputProjections.norms = norms  # type: ignore[method-assign]
+            OutputProjections._reduced = projection  # type: ignore[method-assign]
 
     return run
 

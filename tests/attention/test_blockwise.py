@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sinkscope.attention import Hidden, Prefix, attend, scores
-from sinkscope.attention.scores import KeptBias
+from sinkscope.attention import Hidden, Prefix, attend, blockwise
+from sinkscope.attention.blockwise import KeptBias
 from sinkscope.errors import AttentionError
 
 
@@ -149,13 +149,13 @@ def rounding(monkeypatch):
     """A program that lets torch round, on a CPU that rounds; setting the precision raises while the test runs."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    scores._rounds.cache_clear()
+    blockwise._rounds.cache_clear()
     with Rounding(), monkeypatch.context() as patch:
         for name in ("_set_float32_matmul_precision", "_set_fp32_precision_setter"):
             patch.setattr(torch._C, name, None, raising=False)
         yield
     torch.set_float32_matmul_precision(before)
-    scores._rounds.cache_clear()
+    blockwise._rounds.cache_clear()
 
 
 HIDING = {

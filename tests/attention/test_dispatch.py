@@ -7,8 +7,9 @@ from closeness import assert_close, terms_of
 from dense import attention_inputs, close, draw
 
 import sinkscope
-from sinkscope.attention import Hidden, OutputProjections, Watcher, attend, dispatch, norms_of, subscribed
+from sinkscope.attention import Hidden, OutputProjections, Watcher, attend, dispatch, norms_of, output_norms, subscribed
 from sinkscope.attention.blockwise import compute_blockwise
+from sinkscope.attention.projections import output_projection, reduced
 
 
 @pytest.fixture(autouse=True)
@@ -158,4 +159,5 @@ def test_norms_whose_kernel_cannot_run_are_torch_s_with_one_warning(diffusion, m
     assert len(warned) == 1 and failing.tries == 1 and len(seen) == 3
     for call, found in seen:
         assert torch.equal(found.values, norms_of(call.value)) and torch.equal(found.keys, norms_of(call.key))
-        assert torch.equal(found.outputs, norms.norms(call))
+        projection = reduced(output_projection(diffusion.network.get_submodule(call.name), call.query.shape[1]))
+        assert torch.equal(found.outputs, output_norms(call.value, projection.contiguous()))

@@ -25,8 +25,7 @@ QUEUED = """
 WAITING = {
     "class:1": {("interventions/rule_context.py:make", "down"): 1},  # Python knows the classes of tokens
     "top:1@clean": {
-        ("attention/session.py:unhidden_pass", "one number"): 1,  # whether the canvas is known
-        ("attention/hooks.py:run_again", "one number"): 1,  # whether it has padding
+        ("attention/session.py:unhidden_pass", "one number"): 2,  # whether the canvas is known and has padding
     },
 }
 """Rule → (place, what) → how often in a step."""

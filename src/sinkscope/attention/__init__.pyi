@@ -32,6 +32,5 @@ from .records import (
     Watcher as Watcher,
     upload as upload,
 )
-from .scores import mask_for as mask_for
 from .session import Session as Session, current_session as current_session
-from .stacks import query_heads as query_heads
+from .stacks import mask_for as mask_for, query_heads as query_heads

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from sinkscope.attention.blockwise import KeptBias
 from sinkscope.attention.dispatch import compute
 from sinkscope.attention.records import (
     AttentionInputs,
@@ -25,12 +26,8 @@ from sinkscope.attention.records import (
     upload,
     visible,
 )
-from sinkscope.attention.scores import KeptBias
 from sinkscope.attention.stacks import Stack
 from sinkscope.errors import AttentionError
-
-Requests = tuple[list[Hidden], Prefix | None, bool]
-"""Keys taken from one layer, over its own keys; the constant keys in front; and whether anything is requested."""
 
 running: list["Call"] = []
 """Calls that have begun and not ended, innermost last; operators in compiled layers use the newest."""
@@ -47,10 +44,9 @@ class Call:
     """A call of a stack while it runs, as `hooks.attention_forward` receives it.
 
     Attributes:
-        context: the step; None where it is not known.
         prompt_lengths: tokens of the prompts, one for each row or one for all.
         inferred: whether the step was read from the arguments of the call, ``cache`` among them.
-        seeing_ahead: is called where a stack that says it is causal is not; it returns the corrected step.
+        seeing_ahead: returns the corrected step of a stack that says it is causal and is not.
         hidden_states: the input of each layer, by attention module; hooks around the layers note it.
         crossing: attention modules whose keys belong to another stack.
         reported: whether any layer has computed its attention here.
@@ -78,7 +74,7 @@ class Call:
         self._prependers = [one for one in self.subscribers if isinstance(one, Prepender)]
         self.groups = tuple(dict.fromkeys(["all", *(group for watcher in self._watchers for group in watcher.groups)]))
         self._membership: Tensor | None = None
-        self._requests: dict[str, Requests] = {}
+        self._requests: dict[str, tuple[list[Hidden], Prefix | None, bool]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Call":
         return self
@@ -126,8 +122,7 @@ class Call:
         self.reported = True
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise AttentionError(
-                f"expected {name} to run in every step, found it captured in a CUDA graph, whose replays nobody sees; "
-                'leave torch.compile\'s mode="reduce-overhead" out'
+                f"expected {name} to run in every step, found it captured in a CUDA graph; leave 'reduce-overhead' out"
             )
         first_key, crossing = 0, module in self.crossing
         if self.context is not None and self.inferred and not crossing:
@@ -138,30 +133,28 @@ class Call:
                     f"expected {name} to look at the {self.context.tokens.shape[1]} tokens so far, found "
                     f"{key.shape[2]} keys; such attention is not modelled"
                 )
-        members = self._members(query) if self._membership is None else self._membership.to(query.device)
+        if self._membership is None:
+            self._membership = self._members(query)
+        members = self._membership.to(query.device)
         hidden_states = self.hidden_states.pop(module, None)  # popped: only its norms are needed
         given = (query, key, value, hidden_states, self.groups, members, self.stack.name, first_key, crossing)
         return LayerCall(name, index, *given, own=own, part=self.part)
 
-    def next_module(self) -> nn.Module:
-        """Return the next attention module of a stack of compiled layers, which run in order, once each."""
-        self._turn += 1
-        return list(self.stack.layers)[self._turn - 1]
+    def next_modules(self) -> list[nn.Module]:
+        return list(self.stack.layers)[self._turn :]  # compiled layers run in order, once each
 
-    def note_entering(self, hidden_states: Tensor) -> None:
-        """Note the input of the next compiled layer."""
-        if self._turn < len(self.stack.layers):
-            self.hidden_states[list(self.stack.layers)[self._turn]] = hidden_states
-
-    def attend(self, layer: LayerCall, inputs: AttentionInputs, dropout: float) -> Tensor | None:
+    def attend(
+        self, layer: LayerCall, scale: float, mask: Tensor | None, causal: bool, dropout: float
+    ) -> Tensor | None:
         """Return the attention of a layer as the subscribers request it, and show them its columns."""
+        assert layer.membership is not None
+        inputs = AttentionInputs(layer.query, layer.key, layer.value, layer.membership, scale, mask, causal)
         hidden, prefix, in_force = self._requests_for(layer, inputs)
         if not in_force:
             return None
         if dropout:
             raise AttentionError(
-                f"expected no attention dropout while watching or hiding, found {dropout} in {layer.name}; call "
-                "network.eval()"
+                f"expected no attention dropout while watching or hiding, found {dropout}; call network.eval()"
             )
         if hidden or prefix is not None:
             inputs = replace(inputs, hidden=hidden, prefix=prefix)
@@ -176,8 +169,10 @@ class Call:
             hider.observe(layer, placed)
         return output
 
-    def _requests_for(self, layer: LayerCall, inputs: AttentionInputs) -> Requests:
-        """Return the requests of the subscribers; a second run of the layer gets those of the first."""
+    def _requests_for(self, layer: LayerCall, inputs: AttentionInputs) -> tuple[list[Hidden], Prefix | None, bool]:
+        """Return the keys taken from a layer, over its own keys, the constant keys in front, and whether anything is
+        requested; a second run of the layer gets what the first got.
+        """
         if not self._hiders and not self._prependers:
             return [], layer.own, bool(self._watchers)
         if self.closed and layer.name in self._requests:
@@ -214,8 +209,7 @@ class Call:
         """Return which queries of the call belong to which group, float32 [batch, group, query]."""
         batch, queries, device = query.shape[0], query.shape[2], query.device
         if self.context is None:
-            self._membership = torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
-            return self._membership
+            return torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
         rows, length = self.context.tokens.shape
         lengths = upload(self.context.lengths, device)[:, None]
         position, first = torch.arange(length, device=device)[None], length - lengths
@@ -225,11 +219,7 @@ class Call:
         kinds = {"all": real, "masked": real & masked, "unmasked": real & ~masked}
         kinds["prompt"] = real & (position < first + prompts)
         members = torch.stack([kinds[group] for group in self.groups], dim=1)
-        if self.part is None:
-            self._membership = members[..., length - queries :].float()
-        else:
-            self._membership = self.part.of(members.float())
-        return self._membership
+        return members[..., length - queries :].float() if self.part is None else self.part.of(members.float())
 
 
 def _hidden_by(hider: Hider, layer: LayerCall) -> list[Hidden]:

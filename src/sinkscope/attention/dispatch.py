@@ -20,9 +20,8 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from sinkscope.attention.blockwise import compute_blockwise
-from sinkscope.attention.records import AttentionInputs, Columns, Hidden, Prefix
-from sinkscope.attention.scores import KeptBias
+from sinkscope.attention.blockwise import KeptBias, compute_blockwise
+from sinkscope.attention.records import AttentionInputs, Columns, Hidden, KernelError, Prefix
 from sinkscope.errors import AttentionError
 
 TAKEN = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,14 +53,10 @@ def attend(
         scale: factor on the scores; 1/√dim when None.
         mask: [1 or batch, 1 or head, 1 or query, key], boolean (True is visible) or additive.
         causal: query i sees keys 0…i (upper-left, as sdpa has it); only without a mask.
-        hidden: keys taken away before the softmax, or any number of `Hidden`. A query that would lose its last
-            visible key keeps all of them.
+        hidden: keys taken away before the softmax, or several `Hidden`; a query that would lose all it sees keeps all.
         prefix: constant keys in front.
         block: queries per block of the blockwise pass, 512 when None.
         kept_bias: of the mask, for the calls that share it.
-
-    Raises:
-        AttentionError: causal together with a mask, or heads that do not divide.
     """
     if causal and mask is not None:
         raise AttentionError("expected either a mask or causal=True, found both; fold causality into the mask")
@@ -111,17 +106,14 @@ def norms_by_kernel(
 
 
 def _by_kernels(tensor: Tensor, wide: int, what: str, run: Callable[[Any], Found]) -> Found | None:
-    """Return the result of the kernels; None, with one warning for each kind of call, where they cannot run here."""
     device, dtype = str(tensor.device), str(tensor.dtype).removeprefix("torch.")
     if (device, dtype, wide, what) in _given_up:
         return None
-    failures: tuple[type[Exception], ...] = (ImportError,)
     try:
         from sinkscope.attention import fused  # Triton may be missing
 
-        failures = (fused.KernelError,)
         return run(fused)
-    except failures as error:
+    except (ImportError, KernelError) as error:
         _given_up.add((device, dtype, wide, what))
         failed = f"expected to run with head size {wide} in {dtype}{what} on {device}, found that it does not ({error})"
         _warn_once(failed, "torch's slower operations run" if what == OF_NORMS else BLOCKWISE)

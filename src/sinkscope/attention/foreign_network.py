@@ -1,7 +1,6 @@
 """Watches a torch module that is not a transformers model, through its calls of ``F.scaled_dot_product_attention``.
 
-While the network's forward runs, a `TorchFunctionMode` of this thread intercepts the calls, and hooks tell which module
-makes them.
+While its forward runs, a `TorchFunctionMode` of this thread intercepts the calls; hooks tell which module makes them.
 """
 
 import contextlib
@@ -19,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from sinkscope.attention.call import Call
 from sinkscope.attention.dispatch import check_heads
-from sinkscope.attention.records import AttentionInputs
-from sinkscope.attention.session import Hooks, Session, current_session
+from sinkscope.attention.session import Session, current_session
 from sinkscope.attention.stacks import Stack, StackInput, real_tokens
 from sinkscope.errors import AttentionError, CallError
 
@@ -50,8 +48,9 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         raise CallError(f"layers: {type(network).__name__} has no module {', '.join(unknown)}; it has {some} …")
     if current_session(network) is not None:
         raise AttentionError(f"{type(network).__name__} is watched already; open foreign() before recording")
-    session = Session(network, ForeignHooks(network, layers, causal), stays=True)
-    session.open()
+    hooks = ForeignHooks(network, layers, causal)
+    session = Session(network, hooks.stacks, stays=True)
+    session.open(hooks.install)
     try:
         yield
         left = len(session.subscribers)
@@ -60,38 +59,35 @@ def foreign(network: nn.Module, layers: Sequence[str] | None = None, *, causal: 
         session.close()
     if left:
         raise AttentionError(
-            f"expected recordings and rules of {type(network).__name__} to be closed before foreign, found {left} "
-            "open; open them inside of it"
+            f"{left} recordings or rules of {type(network).__name__} outlive foreign; open them inside"
         )
 
 
-class ForeignHooks(Hooks):
+class ForeignHooks:
     """A wrapper around the network's forward, and hooks that record which of its modules are running."""
 
     def __init__(self, network: nn.Module, layers: Sequence[str] | None, causal: bool) -> None:
         self.network, self.layers = network, layers
         self.stacks = [Stack("", network, {}, {}, causal)]
         self.running: list[tuple[str, nn.Module, Tensor | None]] = []  # outermost first, with their inputs
-        self._wrapped: dict[str, Any] = {}
-        self._handles: list[Any] = []
+        self._within = False
 
-    def open(self, session: Session) -> None:
+    def install(self, session: Session) -> None:
         for path, module in self.network.named_modules():
             enter = partial(self._enter, session, path)  # the session among the arguments refuses a copy of the network
-            self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
-        self._wrap("forward", self._one_step(session, self.network.forward))
+            session.undo.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            session.undo.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+        self._wrap(session, "forward", partial(self._one_step, session, self.network.forward))
         generate: Any = getattr(self.network, "generate", None)
         if callable(generate):
+            self._wrap(session, "generate", session.foreign_generation()(generate))
 
-            def one_generation(*args: Any, **kwargs: Any) -> Any:
-                with session.foreign_generation():
-                    return generate(*args, **kwargs)
-
-            self._wrap("generate", one_generation)
-
-    def _wrap(self, name: str, ours: Callable[..., Any]) -> None:
-        self._wrapped[name] = vars(self.network).get(name)
+    def _wrap(self, session: Session, name: str, ours: Callable[..., Any]) -> None:
+        before = vars(self.network).get(name)
+        if before is None:
+            session.undo.callback(delattr, self.network, name)
+        else:
+            session.undo.callback(setattr, self.network, name, before)
         setattr(self.network, name, ours)
 
     def _enter(
@@ -106,46 +102,27 @@ class ForeignHooks(Hooks):
         self.running.append((path, module, hidden))
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.running:
-            self.running.pop()
+        del self.running[-1:]
 
-    def _one_step(self, session: Session, forward: Callable[..., Any]) -> Callable[..., Any]:
-        within = False
-
-        def one_step(*args: Any, **kwargs: Any) -> Any:
-            nonlocal within
-            if session.subscribers:
-                session.refuse_other_threads()
-            if within or not session.subscribers:
-                return forward(*args, **kwargs)
-            step, failed, within = _Step(self, session, args, kwargs), True, True
-            try:
-                with step:
-                    output = forward(*args, **kwargs)
-                if step.call is None:
-                    raise AttentionError(
-                        f"expected {type(self.network).__name__} to call F.scaled_dot_product_attention in its layers, "
-                        "found that it did not; it cannot be watched"
-                    )
-                failed = False
-            finally:
-                within = False
-                session.end_call(failed=failed)
-            return output
-
-        return one_step
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        for name, before in self._wrapped.items():
-            delattr(self.network, name)
-            if before is not None:
-                setattr(self.network, name, before)
-        self._handles, self._wrapped, self.running = [], {}, []
+    def _one_step(self, session: Session, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if session.subscribers:
+            session.refuse_other_threads()
+        if self._within or not session.subscribers:
+            return forward(*args, **kwargs)
+        step, failed, self._within = _Step(self, session, args, kwargs), True, True
+        try:
+            with step:
+                output = forward(*args, **kwargs)
+            if step.call is None:
+                name = type(self.network).__name__
+                raise AttentionError(f"expected {name} to call F.scaled_dot_product_attention; it cannot be watched")
+            failed = False
+        finally:
+            self._within = False
+            session.end_call(failed=failed)
+        return output
 
     def layer(self) -> tuple[str, nn.Module] | None:
-        """Return the path and the module of the running layer."""
         running = ((path, module) for path, module, _ in reversed(self.running))
         return next((one for one in running if self.layers is None or one[0] in self.layers), None)
 
@@ -153,11 +130,8 @@ class ForeignHooks(Hooks):
         """Return the input of a layer's block: the innermost running entry of a `ModuleList`, or of a `Sequential`."""
         for kind in (nn.ModuleList, nn.Sequential):
             for path, _, hidden in reversed(self.running):
-                if (
-                    path
-                    and hidden is not None
-                    and isinstance(self.network.get_submodule(path.rpartition(".")[0]), kind)
-                ):
+                owner = self.network.get_submodule(path.rpartition(".")[0])
+                if path and hidden is not None and isinstance(owner, kind):
                     hidden = hidden.transpose(0, 1) if getattr(module, "batch_first", True) is False else hidden
                     return hidden if hidden.shape[:2] == (batch, queries) else None
         return None
@@ -173,7 +147,7 @@ class _Step(TorchFunctionMode):
         self.whole = [one for one in given if one.ndim == 2 and one.dtype in (torch.int64, torch.int32)]
         self.call: Call | None = None
         self.shape = (0, 0)
-        self.names: list[str] = []  # of the layers so far
+        self.paths: list[str] = []  # of the layers so far
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
@@ -200,14 +174,14 @@ class _Step(TorchFunctionMode):
         layer = self.hooks.layer()
         if layer is None:
             return stock()
-        base, again = layer[0] or "attention", 0
-        while (name := base if not again else f"{base}:{again}") in self.names:
-            again += 1
-        self.names.append(name)
+        path, index = layer[0] or "attention", len(self.paths)
+        again = self.paths.count(path)
+        name = f"{path}:{again}" if again else path
+        self.paths.append(path)
         q, k, v, mask = _four_axes(query, key, value, attn_mask)
         if self.call is None:
             read = self._read(name, q, k, mask, heads=query.ndim == 4)
-            self.call = self.session.begin_read_call(self.hooks.stacks[0], read)
+            self.call = self.session.begin_call(self.hooks.stacks[0], lambda: read)
         if (q.shape[2], k.shape[2]) != self.shape:
             raise AttentionError(
                 f"expected {name} to have {self.shape[0]} queries on {self.shape[1]} keys as the layers before it, "
@@ -216,11 +190,9 @@ class _Step(TorchFunctionMode):
         hidden_states = self.hooks.entering(layer[1], q.shape[0], q.shape[2])
         if hidden_states is not None:
             self.call.hidden_states[layer[1]] = hidden_states
-        record = self.call.named_layer(layer[1], name, len(self.names) - 1, q, k, v)
-        assert record.membership is not None
+        record = self.call.named_layer(layer[1], name, index, q, k, v)
         factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-        inputs = AttentionInputs(q, k, v, record.membership, factor, mask, is_causal)
-        output = self.call.attend(record, inputs, dropout_p)
+        output = self.call.attend(record, factor, mask, is_causal, dropout_p)
         if output is None:
             return stock()
         return output[:, 0] if query.ndim == 3 else output
@@ -279,9 +251,6 @@ def _four_axes(
     batch = max(query.shape[0], key.shape[0], value.shape[0])
     query, key, value = (one.expand(batch, -1, -1, -1) for one in (query, key, value))
     check_heads(query, key)
-    if key.shape[1] != value.shape[1]:  # torch repeats what there is one of
-        most = max(key.shape[1], value.shape[1])
-        key, value = (one.expand(-1, most, -1, -1) for one in (key, value))
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
         mask = mask.expand(*mask.shape[:3], key.shape[2])

@@ -15,8 +15,8 @@ import triton
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from sinkscope.attention.records import AttentionInputs, Columns
-from sinkscope.attention.scores import Front, product_dtype
+from sinkscope.attention.blockwise import front_of, front_scores, product_dtype
+from sinkscope.attention.records import AttentionInputs, Columns, KernelError
 from sinkscope.attention.triton import attention_kernel, column_kernel, norm_kernel
 
 PASSING = ("out of memory", "illegal memory access", "device-side assert", "launch failure", "misaligned address")
@@ -29,10 +29,6 @@ _norms: Any = norm_kernel
 INTERPRETED = not isinstance(attention_kernel, triton.JITFunction)
 
 
-class KernelError(Exception):
-    """The kernels cannot be compiled or launched on this device; nothing was computed."""
-
-
 def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     """Return attention output and column sums, as `blockwise.compute_blockwise` gives them; no gradients."""
     query, key, value = (
@@ -42,7 +38,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     kv_heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
     groups, scale, causal = inputs.groups.contiguous(), inputs.scale, inputs.causal
     mask, shift = inputs.mask, inputs.own_key
-    hidden, front = _bitmap(inputs), Front.of(inputs, product_dtype(query.device))
+    hidden, front, dtype = _bitmap(inputs), front_of(inputs), product_dtype(query.device)
     bare = mask is None and hidden is None and not front.count
     by_torch = _torch_takes(query, key, value, causal) if bare else None
     fresh = partial(torch.empty, dtype=torch.float32, device=query.device)
@@ -58,7 +54,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
     lse, removed, local, last_in_force = lse_all, None, None, last_row
     if hidden is not None:
         lse, removed, local, last_in_force = (torch.empty_like(one) for one in (lse_all, diagonal, sums, last_row))
-    front_scores = front.scores(query.to(front.dtype), scale, slice(None)) if front.count else None
+    scores = front_scores(front, query.to(dtype), scale, slice(None), dtype) if front.count else None
     seen, kind = (None, 0) if mask is None else (mask.view(torch.uint8), 1) if mask.dtype == torch.bool else (mask, 2)
     seen_strides = (0, 0, 0, 0) if seen is None else seen.expand(batch, heads, queries, keys).stride()
     bitmap = None if hidden is None else hidden.view(torch.uint8)
@@ -75,7 +71,7 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
         "WIDEN": INTERPRETED and query.dtype == torch.bfloat16,
         "BD": _at_most(256, dim),
     }
-    logs = None if front_scores is None else (torch.logsumexp(front_scores, -1) * LOG2E).contiguous()
+    logs = None if scores is None else (torch.logsumexp(scores, -1) * LOG2E).contiguous()
     with _launching(query):
         if by_torch is None:
             _attention[(triton.cdiv(queries, of_attention["BM"]) * batch * heads,)](
@@ -93,9 +89,9 @@ def compute_fused(inputs: AttentionInputs) -> tuple[Tensor, Columns]:
                 **shared, **of_columns,
             )  # fmt: skip
     received = None
-    if front_scores is not None:
+    if scores is not None:
         # Behind constant keys a query always keeps something to see, so that ``lse`` is in force for all.
-        weights = torch.exp(front_scores - (lse / LOG2E)[..., None])
+        weights = torch.exp(scores - (lse / LOG2E)[..., None])
         received = groups[:, None] @ weights
         if front.values is not None:
             output = output + weights.to(value.dtype) @ front.values.to(value.dtype)

@@ -1,7 +1,6 @@
 """The way of a transformers model to its session: its attention function, and the hooks on its modules.
 
-The attention function hides keys before the softmax, watches columns after it, and prepends constant keys. Without any
-of the three, its result is that of transformers' ``sdpa_attention_forward``, bit for bit.
+Without subscribers the function's result is that of transformers' ``sdpa_attention_forward``, bit for bit.
 
 Under ``torch.compile`` one graph serves all layers and all steps, so it can hold neither the running call nor the name
 of the layer. Two custom operators find both from the order in which the layers of a stack run.
@@ -22,9 +21,9 @@ from torch import Tensor, nn
 
 from sinkscope.attention.call import Call, running
 from sinkscope.attention.dispatch import attend_behind
-from sinkscope.attention.records import AttentionInputs, Prefix, Subscriber
-from sinkscope.attention.session import Hooks, Session, current_session, one_at_a_time, sessions
-from sinkscope.attention.stacks import Stack, find_stacks
+from sinkscope.attention.records import Prefix, Subscriber
+from sinkscope.attention.session import Session, current_session, one_at_a_time, sessions
+from sinkscope.attention.stacks import Stack, find_stacks, read_stack_input
 from sinkscope.errors import AttentionError
 
 NAME = "sinkscope"
@@ -57,18 +56,13 @@ def attention_forward(
     Args:
         sinkscope_call: the running call of the stack; None without subscribers.
         sinkscope_prefixes: the network's own constant keys, one entry a layer.
-
-    Raises:
-        AttentionError: an argument this function does not model, or dropout while something watches or hides.
     """
     for name in REFUSED:
         if others.get(name) is not None:
             raise AttentionError(f"{name} is not modelled; {type(module).__name__} cannot be recorded or changed")
     if sinkscope_call is not None and torch.compiler.is_compiling():
         if sinkscope_prefixes is not None:
-            raise AttentionError(
-                "compiled layers of a network with its own sink are not watched; leave torch.compile out"
-            )
+            raise AttentionError("compiled layers of a network with a sink are not watched; leave torch.compile out")
         return compiled_attention(query, key, value, attention_mask, dropout, scaling, is_causal), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -78,12 +72,9 @@ def attention_forward(
     scale = 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
     if sinkscope_call is not None:
         layer = sinkscope_call.layer(module, query, key, value, own, attention_mask, causal)
-        if layer is not None:
-            assert layer.membership is not None
-            inputs = AttentionInputs(query, key, value, layer.membership, scale, attention_mask, causal)
-            output = sinkscope_call.attend(layer, inputs, dropout)
-            if output is not None:
-                return output.transpose(1, 2), None
+        output = None if layer is None else sinkscope_call.attend(layer, scale, attention_mask, causal, dropout)
+        if output is not None:
+            return output.transpose(1, 2), None
     if own is not None:
         output = attend_behind(query, key, value, own, mask=attention_mask, causal=causal, scale=scale, dropout=dropout)
         return output.transpose(1, 2), None
@@ -108,7 +99,7 @@ def compiled_attention(
     """Compute the attention of the next compiled layer, [batch, query, head, dim]."""
     call = running[-1]
     given = (query, key, value, attention_mask, dropout, scaling, is_causal)
-    return attention_forward(call.next_module(), *given, sinkscope_call=call)[0].contiguous()
+    return attention_forward(call.next_modules()[0], *given, sinkscope_call=call)[0].contiguous()
 
 
 @compiled_attention.register_fake
@@ -119,8 +110,8 @@ def _(query: Tensor, key: Tensor, value: Tensor, *others: object) -> Tensor:
 @torch.library.custom_op("sinkscope::entering", mutates_args=(), **_TAGS)
 def entering(hidden_states: Tensor) -> Tensor:
     """Note the input of the next layer, and return it: the compiler removes an operator without a result."""
-    if running:
-        running[-1].note_entering(hidden_states)
+    if running and (left := running[-1].next_modules()):
+        running[-1].hidden_states[left[0]] = hidden_states
     return hidden_states.clone()
 
 
@@ -147,40 +138,47 @@ _held: dict[int, tuple[Any, list[int]]] = {}
 """Earlier setting of each configuration, and how many sessions use it: models may share one, the last restores it."""
 
 
-class TransformersHooks(Hooks):
-    """Hooks on the stacks, the modules around them and their layers; they also set sinkscope's attention function."""
+def _give_back(config: Any) -> None:
+    before, others = _held[id(config)]
+    others[0] -= 1
+    if not others[0]:
+        config._attn_implementation_internal = before
+        del _held[id(config)]
+
+
+class TransformersHooks:
+    """Hooks on the stacks, the modules around them and their layers."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.stacks = find_stacks(network)
-        self._handles: list[Any] = []
-        self._configs: list[Any] = []  # whose attention implementation was set
         self._warned = False  # that maps were asked for
-        self._replaced = False  # whether ours stands in the place of the network's generate
         self.running: dict[str, Mapping[str, Any]] = {}  # arguments of the modules around the stacks, outermost first
 
-    def open(self, session: Session) -> None:
-        self._use_interface()
+    def install(self, session: Session) -> None:
+        self._use_interface(session)
         network: Any = self.network
         if "generate" not in vars(network) and hasattr(network, "generate"):
             network.generate = partial(_one_generation, session, network.generate)
-            self._replaced = True
-        names = {stack.name for stack in self.stacks}
-        for path in {"", *(path for name in names for path in _above(name))} - names:
+            session.undo.callback(delattr, network, "generate")
+        owners = {stack.name for stack in self.stacks}
+        for path in {"", *(path for name in owners for path in _above(name))} - owners:
             parent = self.network.get_submodule(path)
-            self._before(parent, partial(self._before_parent, session, path, _positional_names(parent)))
-            self._after(parent, partial(self._after_parent, session, path))
+            self._before(
+                session, parent, self._before_parent, path, tuple(inspect.signature(parent.forward).parameters)
+            )
+            self._after(session, parent, self._after_parent, path)
         for stack in self.stacks:
-            module = stack.module
-            self._before(module, partial(self._before_stack, session, stack, _positional_names(module)))
-            self._after(module, partial(self._after_stack, session))
+            names = tuple(inspect.signature(stack.module.forward).parameters)
+            self._before(session, stack.module, self._before_stack, stack, names)
+            self._after(session, stack.module, self._after_stack)
             for attention, block in stack.blocks.items():
                 kinds = [one.kind for one in inspect.signature(attention.forward).parameters.values()]
                 takes_call = inspect.Parameter.VAR_KEYWORD in kinds
-                self._before(block, partial(_before_block, session, attention))
-                self._before(attention, partial(_before_attention, session, takes_call))
+                self._before(session, block, _before_block, attention)
+                self._before(session, attention, _before_attention, takes_call)
 
-    def _use_interface(self) -> None:
+    def _use_interface(self, session: Session) -> None:
         """Set the attention implementation of the network to `attention_forward`."""
         network: Any = self.network
         if not hasattr(network, "set_attn_implementation"):
@@ -193,7 +191,7 @@ class TransformersHooks(Hooks):
         for config in found.values():
             if hasattr(config, "_attn_implementation_internal"):
                 _held.setdefault(id(config), (config._attn_implementation_internal, [0]))[1][0] += 1
-                self._configs.append(config)
+                session.undo.callback(_give_back, config)
         name = NAME if all(getattr(module, "_supports_sdpa", True) for module in network.modules()) else MASKED
         network.set_attn_implementation(name)
         for stack in self.stacks:
@@ -205,11 +203,13 @@ class TransformersHooks(Hooks):
                         f"{set_to!r}; this model cannot be watched"
                     )
 
-    def _before(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+    def _before(self, session: Session, module: nn.Module, hook: Callable[..., Any], *given: Any) -> None:
+        hook = partial(hook, session, *given)
+        session.undo.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
-    def _after(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        self._handles.append(module.register_forward_hook(hook, with_kwargs=True, always_call=True))
+    def _after(self, session: Session, module: nn.Module, hook: Callable[..., Any], *given: Any) -> None:
+        hook = partial(hook, session, *given)
+        session.undo.callback(module.register_forward_hook(hook, with_kwargs=True, always_call=True).remove)
 
     # Hooks are partials with the session among their arguments, so that a copy of the network is refused with it.
 
@@ -234,34 +234,12 @@ class TransformersHooks(Hooks):
             self._warned = True
             text = "output_attentions=True gives no maps inside a recording; `sinkscope map` recomputes one"
             warnings.warn(f"sinkscope: {text}", RuntimeWarning, stacklevel=2)
-        call = session.begin_call(stack, given, parents[::-1])
-        return args, kwargs if call is None else {**kwargs, "sinkscope_call": call}
+        call = session.begin_call(stack, partial(read_stack_input, given, parents[::-1]))
+        return args, {**kwargs, "sinkscope_call": call}
 
     def _after_stack(self, session: Session, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         made = getattr(output, "past_key_values", None)
         session.end_call(failed=output is None, made=made)  # torch calls this hook with None after an exception
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        for config in self._configs:
-            before, others = _held[id(config)]
-            others[0] -= 1
-            if not others[0]:
-                config._attn_implementation_internal = before
-                del _held[id(config)]
-        if self._replaced:
-            del self.network.generate
-        self._handles, self._configs, self._replaced = [], [], False
-        self.running = {}
-
-    def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        self.stacks[0].module(
-            input_ids=tokens,
-            attention_mask=None if bool(real.all()) else real.long(),
-            position_ids=(real.long().cumsum(-1) - 1).clamp(min=0),
-            use_cache=False,
-        )
 
 
 def _above(path: str) -> list[str]:
@@ -269,13 +247,7 @@ def _above(path: str) -> list[str]:
     return [".".join(parts[:depth]) for depth in range(1, len(parts))]
 
 
-def _positional_names(module: nn.Module) -> tuple[str, ...]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return tuple(name for name, one in inspect.signature(module.forward).parameters.items() if one.kind in kinds)
-
-
 def _one_generation(session: Session, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run the network's own ``generate`` as one generation."""
     config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
     configs = [vars(one) for one in (config, getattr(session.network, "generation_config", None)) if one is not None]
     for name in REORDERING:
@@ -336,8 +308,9 @@ def subscribed(network: nn.Module, subscriber: Subscriber) -> Iterator[Session]:
                     f"expected {type(network).__name__} between its generations, found one of it in another thread; "
                     "end that first, or load it once per thread"
                 )
-            session = Session(network, TransformersHooks(network))
-            session.open()
+            hooks = TransformersHooks(network)
+            session = Session(network, hooks.stacks)
+            session.open(hooks.install)
         session.join(subscriber)
     try:
         if session.start is not None:  # it joins in the middle of a generation

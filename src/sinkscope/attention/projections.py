@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from sinkscope.attention.blockwise import product, product_dtype
 from sinkscope.attention.dispatch import norms_by_kernel, without_autocast
 from sinkscope.attention.records import LayerCall
-from sinkscope.attention.scores import product, product_dtype
 
 NAMES = ("o_proj", "out_proj", "attn_out", "c_proj", "dense")
 """Names of the output projection in an attention module."""
@@ -59,9 +59,7 @@ def norms_of(vectors: Float[Tensor, "*axes dim"]) -> Float[Tensor, "*axes"]:
 
 @dataclass(frozen=True, eq=False)
 class KeyNorms:
-    """The norms of one layer call, float32: of keys and values [batch, kv_head, key], and of the newest values behind
-    the output projection [batch, head, key], None without a known one.
-    """
+    """Norms of one layer call, float32 [batch, kv_head, key]; ``outputs`` of W_O^h v_j [batch, head, key], if known."""
 
     keys: Tensor
     values: Tensor
@@ -87,19 +85,13 @@ class OutputProjections:
         outputs = None if projection is None else output_norms(call.value[:, :, keys - newest :], projection)
         return KeyNorms(norms_of(call.key), norms_of(call.value), outputs)
 
-    def norms(self, call: LayerCall) -> Float[Tensor, "batch head key"] | None:
-        """Return ‖W_O^h v_j‖ of the keys of a layer call; None without an output projection of a known kind."""
-        projection = self._reduced(call)
-        return None if projection is None else output_norms(call.value, projection)
-
     def _reduced(self, call: LayerCall) -> Tensor | None:
-        attention = self._modules.get(call.name)
-        if attention is None:
+        if call.name not in self._modules:
             try:
-                attention = self._modules[call.name] = self._network.get_submodule(call.name.partition(":")[0])
+                self._modules[call.name] = self._network.get_submodule(call.name.partition(":")[0])
             except AttributeError:
                 return None
-        known = self._known.get(call.name)
+        attention, known = self._modules[call.name], self._known.get(call.name)
         weight = getattr(_projection_of(attention), "weight", None)
         if not isinstance(weight, Tensor):
             return None
@@ -108,17 +100,13 @@ class OutputProjections:
         state = (weight.data_ptr(), written, weight.device, device, heads, dim)
         if known is None or weight is not known[0] or state != known[1]:
             projection = output_projection(attention, heads)
-            if projection is not None:
-                fits = projection.shape[-1] == dim
-                # LAPACK lays its columns one behind the other.
-                projection = reduced(projection).to(device).contiguous() if fits else None
+            fits = projection is not None and projection.shape[-1] == dim
+            # LAPACK lays its columns one behind the other.
+            projection = reduced(projection).to(device).contiguous() if fits else None
             self._known[call.name] = known = (weight, state, projection)
         return known[2]
 
 
 def _projection_of(attention: nn.Module) -> Any:
-    for name in NAMES:
-        module = getattr(attention, name, None)
-        if isinstance(module, nn.Module):
-            return module
-    return None
+    modules = (getattr(attention, name, None) for name in NAMES)
+    return next((one for one in modules if isinstance(one, nn.Module)), None)

@@ -15,10 +15,9 @@ class Prefix:
     """Constant keys in front of all others, seen by every query (a folded sink token, or a learned logit).
 
     Attributes:
-        keys: [kv_head, count, dim], or with a batch axis in front, already rotated; None when ``logits`` gives the
-            scores directly.
+        keys: [kv_head, count, dim], or with a batch axis in front, already rotated.
         values: in the shape of the keys; None for values of zero.
-        logits: [head, count], scores that do not depend on the query.
+        logits: [head, count], scores that do not depend on the query, in place of ``keys``.
     """
 
     keys: Tensor | None = None
@@ -27,10 +26,9 @@ class Prefix:
 
     @property
     def count(self) -> int:
-        if self.keys is not None:
-            return self.keys.shape[-2]
-        assert self.logits is not None
-        return self.logits.shape[-1]
+        if self.keys is None:
+            return 0 if self.logits is None else self.logits.shape[-1]
+        return self.keys.shape[-2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +38,7 @@ class Hidden:
     Attributes:
         keys: bool [1 or batch, 1 or head, 1 or query, key], True where a key is taken away.
         queries: bool [1 or batch, query], which queries lose them; all of them when None.
-        zeroed: their weights become 0 after the softmax, so that the output loses their share; otherwise their scores
-            become −∞ before the softmax, which distributes their weight among the other keys.
+        zeroed: whether the output loses their share, as weights become 0 after the softmax; else the other keys get it.
         front: whether the constant keys in front (`Prefix`) are taken away too.
         heads: bool [head], which heads lose them, those in front included; all of them when None.
     """
@@ -69,12 +66,11 @@ class AttentionInputs:
 
     @property
     def own_key(self) -> int:
-        """The key of query 0 itself; that of query i is ``own_key`` + i, which may be none of the keys."""
+        """The key of query 0 itself, which may be none of the keys; that of query i is ``own_key`` + i."""
         return 0 if self.causal else self.key.shape[2] - self.query.shape[2]
 
     @property
     def needs_gradient(self) -> bool:
-        """Whether a gradient may flow through the output."""
         if not torch.is_grad_enabled():
             return False
         constants = () if self.prefix is None else (self.prefix.keys, self.prefix.values, self.prefix.logits)
@@ -99,8 +95,7 @@ class Columns:
         diagonal: [batch, head, query], each query's attention on itself.
         last_row: [batch, head, key], the newest query's own attention, without the hiding.
         last_row_in_force: the same as it took effect.
-        removed: [batch, head, query], the share of each query's attention that went to keys taken from it, measured
-            without the hiding; None when nothing was hidden.
+        removed: [batch, head, query], the share, without the hiding, of the keys that a query lost; None as `local`.
         prefix: [batch, head, group, count], column sums of the constant keys in front.
         path: the implementation that ran, see `dispatch`.
     """
@@ -113,6 +108,10 @@ class Columns:
     removed: Tensor | None
     prefix: Tensor | None
     path: Literal["sweep", "triton", "flash", "cudnn"]
+
+
+class KernelError(Exception):
+    """The kernels cannot be compiled or launched on this device; nothing was computed."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,7 @@ class StepContext:
         stack: module path of the stack that is called, None where a sampler published the step.
         causal: whether queries see only earlier tokens; if None, `GenerationStart` decides.
         prompt_lengths: of this stack, where it reads other prompts than the generation (a decoder beside an encoder).
-        readers: bool [batch, position], the queries from whose outputs a token may be committed in this step; None if
-            the caller does not say.
+        readers: bool [batch, position], the queries from whose outputs a token may be committed in this step, if known.
         final_queries: in block diffusion behind a cache, whether later steps read the keys and values of these queries
             instead of computing them again; None for any other sampler.
     """
@@ -211,10 +209,7 @@ class StepResult:
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """One call of the attention of one layer.
-
-    Its keys are the tokens from `first_key` on: a layer with a sliding window holds only the newest tokens. Columns and
-    hidden keys cover all tokens so far, `keys` of them.
+    """One call of the attention of one layer; columns and hidden keys cover all tokens so far, `keys` of them.
 
     Attributes:
         name: module path of the attention module.
@@ -225,15 +220,14 @@ class LayerCall:
         groups: names of the query groups, in the order of `Columns.sums`.
         membership: float32 [batch, group, query].
         stack: module path of the stack the layer belongs to.
-        first_key: index of the first of these keys among the tokens so far.
+        first_key: index of the first of these keys among the tokens so far; a sliding window holds only the newest.
         crossing: whether the keys are tokens of another stack (cross-attention).
-        measure: computes the columns of this layer with nothing hidden, in a separate pass before the layer runs. Given
-            float32 [batch, query], it takes that as the only query group.
+        measure: computes the columns of this layer with nothing hidden, in a separate pass before the layer runs; of
+            one query group if given its members, float32 [batch, query].
         own: the network's own constant keys in front (a sink token, a learned logit).
         part: the part of the canvas that is computed, under a cache that holds the rest; None for all of it.
-        seen: gives bool [1 or batch, 1 or head, query, key], the keys that each query sees by the mask and the flag
-            that the attention got, those included that rules hide; None before the layer has run.
-        scale: of the scores; None before the layer has run.
+        seen: gives bool [1 or batch, 1 or head, query, key], the keys that each query sees, those included that rules
+            hide; like ``scale``, of the scores, None before the layer has run.
     """
 
     name: str

@@ -1,13 +1,11 @@
 """A session: while it is open, sinkscope computes the attention of the stacks of one network.
 
-A *step* is one call of a stack. On enter, `Hooks` report every call to the session and pass the running call to the
-attention function; on exit, also after an exception, the network is restored.
+Hooks report every call to it and pass the running one to the attention function; on exit the network is restored.
 """
 
 import threading
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sinkscope.attention.blockwise import KeptBias
 from sinkscope.attention.call import Call, call_ends, running
 from sinkscope.attention.records import CallPart, GenerationStart, StepContext, StepResult, Subscriber, Watcher, upload
-from sinkscope.attention.scores import KeptBias
-from sinkscope.attention.stacks import HeldCache, Stack, StackInput, cached_keys, read_stack_input
+from sinkscope.attention.stacks import HeldCache, Stack, StackInput, cached_keys
 from sinkscope.errors import AttentionError
 
 sessions: "weakref.WeakKeyDictionary[nn.Module, Session]" = weakref.WeakKeyDictionary()
@@ -28,45 +26,24 @@ one_at_a_time = threading.RLock()
 """Held while a session opens or closes and a generation begins or ends."""
 
 
-class Hooks(ABC):
-    """The hooks that report the calls of a network to its session."""
-
-    stacks: list[Stack]
-
-    @abstractmethod
-    def open(self, session: "Session") -> None:
-        """Install the hooks; after an exception `close` removes them."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Leave the network as it was found."""
-
-    def run_again(self, tokens: Tensor, real: Tensor) -> None:
-        """Run a canvas, int64 [batch, position], through the only stack, without a cache; ``real`` is no padding."""
-        raise AttentionError(
-            "expected a transformers model for an extra forward call without hiding; measure in the same sweep"
-        )
-
-
 class Session:
     """The subscribers of one network, and the running step; it closes with the last of them unless it ``stays``."""
 
-    def __init__(self, network: nn.Module, hooks: Hooks, *, stays: bool = False) -> None:
-        self.network, self.stays = network, stays
-        self._hooks, self.stacks = hooks, hooks.stacks
+    def __init__(self, network: nn.Module, stacks: list[Stack], *, stays: bool = False) -> None:
+        self.network, self.stacks, self.stays = network, stacks, stays
+        self.undo = ExitStack()  # leaves the network as it was found
         self.subscribers: list[Subscriber] = []
         self.published = False  # whether a sampler publishes the steps; else they are read from the calls' arguments
         self.calls: list[Call] = []  # that have begun and not ended, innermost last
         self._kept_bias = KeptBias()
         self._part: CallPart | None = None
         self._context: StepContext | None = None
-        self._start: GenerationStart | None = None
-        self._in_generation = False
+        self.start: GenerationStart | None = None  # of the running generation
         self._prompts: dict[str, tuple[int, ...]] = {}  # of the stacks that were called in this generation
         self._tokens: Tensor | None = None  # all tokens so far: with a cache, a call passes only the new ones
         self._caches: dict[str, HeldCache] = {}  # by stack
-        self._given: StackInput | None = None
-        self._unread: Callable[[], StackInput | None] | None = None  # the same in a step that a sampler publishes
+        self._given: StackInput | None = None  # not read in a step that a sampler publishes
+        self._read: Callable[[], StackInput | None] | None = None
         self._last: StackInput | None = None  # of the step before, without its cache
         self._unhidden_running = self._foreign = self._fresh = False  # fresh: in the first step of a generation
         self._both_ways: set[str] = set()  # stacks that say they are causal and see later keys
@@ -75,9 +52,7 @@ class Session:
         self._subscribers_thread: int | None = None
 
     def __reduce__(self) -> str:  # the copy would keep our hooks for ever
-        raise AttentionError(
-            f"{self._name} is recorded or changed; copy or store it outside of sinkscope's with blocks"
-        )
+        raise AttentionError(f"{self._name} is recorded or changed; copy or store it outside of the with blocks")
 
     @property
     def _name(self) -> str:
@@ -88,41 +63,32 @@ class Session:
         """Whether the network is called by itself, by neither a sampler nor its own ``generate``."""
         return not self.published and not (self._foreign and self._prompt_length is None)
 
-    def open(self) -> None:
-        """Install the hooks."""
-        try:
-            self._hooks.open(self)
-        except BaseException:
-            self.close()
-            raise
+    def open(self, install: Callable[["Session"], None]) -> None:
+        """Install the hooks that report the calls of the network; they add to ``undo`` what removes them."""
+        with self.undo:  # in case that one cannot be installed
+            install(self)
+            self.undo = self.undo.pop_all()
         sessions[self.network] = self
 
     def close(self) -> None:
-        """Leave the network as it was found."""
-        self._in_generation = self.published = False
-        self._context = self._tokens = self._given = self._unread = self._last = None
+        self.published = False
+        self.start = self._context = self._tokens = self._given = self._read = self._last = None
         while self.calls:
             call_ends(self.calls.pop())
         self._caches, self._kept_bias = {}, KeptBias()
-        if sessions.get(self.network) is self:
-            del sessions[self.network]
-        self._hooks.close()
-
-    @property
-    def start(self) -> GenerationStart | None:
-        """The start of the running generation."""
-        return self._start if self._in_generation else None
+        sessions.pop(self.network, None)
+        self.undo.close()
 
     def begin_generation(self, start: GenerationStart) -> None:
         """Begin a generation for all subscribers; a sampler calls this before its first step."""
-        if (self._in_generation and self.published) or self.calls:
+        if self.published or self.calls:
             self.refuse_other_threads(busy=True)
         self.end_generation(failed=False)
         self.published, self._thread = True, threading.get_ident()
         self._begin(start)
 
     def _begin(self, start: GenerationStart) -> None:
-        self._in_generation, self._start, self._prompts = True, start, {}
+        self.start, self._prompts = start, {}
         for subscriber in self.subscribers:
             subscriber.begin_generation(start)
 
@@ -149,10 +115,10 @@ class Session:
 
     def end_generation(self, failed: bool) -> None:
         """End the generation for all subscribers; a sampler calls this after its last step, or after an exception."""
-        if not self._in_generation:
+        if self.start is None:
             return
-        self._in_generation = self.published = False
-        self._context, self._tokens, self._caches = None, None, {}
+        self.published, self._caches = False, {}
+        self.start = self._context = self._tokens = None
         with ExitStack() as everybody:  # the others learn of it even if one raises
             for subscriber in reversed(self.subscribers):
                 everybody.callback(subscriber.end_generation, failed)
@@ -175,7 +141,6 @@ class Session:
             self.end_generation(failed)
 
     def join(self, subscriber: Subscriber) -> None:
-        """Add a subscriber; all of a network belong to one thread."""
         me = threading.get_ident()
         if self.subscribers and self._subscribers_thread != me:
             raise AttentionError(f"{self._name} is recorded or changed by another thread; load it once per thread")
@@ -185,7 +150,7 @@ class Session:
     def leave(self, subscriber: Subscriber, failed: bool) -> None:
         """Remove a subscriber; a running generation ends for it, unfinished if a sampler publishes it."""
         try:
-            if self._in_generation:
+            if self.start is not None:
                 subscriber.end_generation(failed or self.published)
         finally:  # even if end_generation raises
             with one_at_a_time:
@@ -194,7 +159,7 @@ class Session:
                 if not self.subscribers and not self.stays:
                     self.close()
                 elif not self.subscribers:
-                    self._in_generation = self.published = False
+                    self.start, self.published = None, False
 
     def runs_elsewhere(self) -> bool:
         """Return whether another thread runs the network, in a call, a published generation or its ``generate``."""
@@ -208,25 +173,17 @@ class Session:
                 "thread; end that first, or load it once per thread"
             )
 
-    def begin_call(
-        self, stack: Stack, arguments: Mapping[str, Any], parents: Iterable[Mapping[str, Any]]
-    ) -> Call | None:
-        """Return the call that begins, for the attention function; None when there are no subscribers."""
-        if not self.subscribers:
-            return None
-        self._unread = partial(read_stack_input, arguments, parents) if self.published else None
-        return self.begin_read_call(stack, None if self.published else read_stack_input(arguments, parents))
-
-    def begin_read_call(self, stack: Stack, given: StackInput | None) -> Call:
-        """Return the call that begins, given its arguments as read."""
+    def begin_call(self, stack: Stack, read: Callable[[], StackInput | None]) -> Call:
+        """Return the call that begins, for the attention function; ``read`` reads its arguments."""
         self.refuse_other_threads()
-        self._thread, self._given = threading.get_ident(), given
+        self._thread, self._read = threading.get_ident(), read
+        given = self._given = None if self.published else read()
         if not self.published and not self._unhidden_running:
             self._context = None  # an interrupt may have left one behind
             if given is not None:
                 self._infer_step(stack, given)
-        prompts = () if self._start is None else self._start.prompt_lengths
-        read = self._context is not None and given is not None and given.cache is None  # not its own cached generate
+        prompts = () if self.start is None else self.start.prompt_lengths
+        known = self._context is not None and given is not None and given.cache is None  # not its own cached generate
         call = Call(
             stack,
             self.subscribers,
@@ -236,7 +193,7 @@ class Session:
             cache=None if given is None else given.cache,
             kept_bias=self._kept_bias,
             part=self._part,
-            seeing_ahead=partial(self._correct, stack) if read and self._causal(stack) else None,
+            seeing_ahead=partial(self._correct, stack) if known and self._causal(stack) else None,
         )
         self.calls.append(call)
         running.append(call)
@@ -244,7 +201,7 @@ class Session:
 
     def _correct(self, stack: Stack) -> StepContext:
         """Return the step of a stack that says it is causal and sees later keys; nothing of it is recorded yet."""
-        context, start = self._context, self._start
+        context, start = self._context, self.start
         assert context is not None and start is not None
         if not self._fresh:
             raise AttentionError(f"{self._name} looked back only, and now queries see later keys; record them apart")
@@ -263,7 +220,7 @@ class Session:
         """End the running call, and a step that no sampler published; ``made`` is the cache that the stack returned."""
         if self.runs_elsewhere():
             return
-        given, self._given, self._unread = self._given, None, None
+        given, self._given, self._read = self._given, None, None
         call = self.calls.pop() if self.calls else None
         if call is not None:
             call.closed = True
@@ -292,34 +249,40 @@ class Session:
     @torch.no_grad()
     def unhidden_pass(self, watcher: Watcher) -> None:
         """Run the canvas of the running step through the network again, for one watcher, without hiding and cache."""
-        context, before, unread = self._context, self._given, self._unread
-        given = before if unread is None else unread()
-        known = context is not None and len(self.stacks) == 1 and not bool((context.tokens < 0).any())
+        context, before, read = self._context, self._given, self._read
+        given = None if read is None else read()
+        stack = self.stacks[0]  # of a network of any other kind the layers are not known
+        known = context is not None and stack.layers and len(self.stacks) == 1 and not bool((context.tokens < 0).any())
         if context is None or not known or (given is not None and not given.plain):
             raise AttentionError(
-                f"expected {self._name} to have one stack, given token ids and the mask of their padding, for an extra "
-                "forward call without hiding, found others; measure locally (measured='local')"
+                f"expected {self._name} to be a transformers model of one stack, given token ids and the mask of their "
+                "padding, for an extra forward call without hiding, found others; measure locally (measured='local')"
             )
         tokens, length = context.tokens, context.tokens.shape[1]
         real = torch.arange(length, device=tokens.device) >= length - upload(context.lengths, tokens.device)[:, None]
         alone: list[Subscriber] = [watcher]
         subscribers, self.subscribers, self._unhidden_running = self.subscribers, alone, True
         try:
-            self._hooks.run_again(tokens, real)
+            stack.module(
+                input_ids=tokens,
+                attention_mask=None if bool(real.all()) else real.long(),
+                position_ids=(real.long().cumsum(-1) - 1).clamp(min=0),
+                use_cache=False,
+            )
         finally:
             self.subscribers, self._unhidden_running = subscribers, False
-            self._given, self._unread = before, unread
+            self._given, self._read = before, read
 
     def last_step(self) -> StackInput | None:
         """Return the previous step in a running generation that no sampler publishes; None where there is none."""
-        return self._last if self._in_generation and not self.published else None
+        return self._last if self.start is not None and not self.published else None
 
     def _infer_step(self, stack: Stack, given: StackInput) -> None:
         """Begin the step that the arguments of a call describe: a forward call, or one of a foreign ``generate``."""
         lengths = given.lengths()
         whole = lengths if self._prompt_length is None else lengths.clamp(max=self._prompt_length)
         # A call with other rows, an empty cache, or none behind calls with one begins a generation.
-        other = not self._in_generation or self._start is None or len(self._start.prompt_lengths) != given.batch
+        other = self.start is None or len(self.start.prompt_lengths) != given.batch
         behind = self._causal(stack) and len(self.stacks) == 1 and self._last is not None and self._last.seen > 0
         empty = stack.name in self._prompts and (given.cache is not None or behind) and given.seen == 0
         self._fresh = other or empty
@@ -347,7 +310,7 @@ class Session:
         if given.ids is not None:
             tokens[:, given.seen :] = given.ids
         rows = tuple(range(given.batch))
-        mask_id = None if self._start is None else self._start.mask_id
+        mask_id = None if self.start is None else self.start.mask_id
         masked = torch.zeros_like(tokens, dtype=torch.bool) if mask_id is None else tokens == mask_id
         self.begin_step(
             StepContext(tokens, masked, lengths, rows, rows, stack.name, self._causal(stack), self._prompts[stack.name])

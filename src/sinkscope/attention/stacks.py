@@ -61,21 +61,17 @@ def find_stacks(network: nn.Module) -> list[Stack]:
                         blocks[inner] = block
         nested = any(layers.keys() <= stack.layers.keys() for stack in stacks)  # a ModuleList inside a layer
         if layers and not nested:
-            stacks.append(Stack(name, module, layers, blocks, _is_causal(network, module, next(iter(layers)))))
+            said = [getattr(getattr(one, "config", None), "is_causal", None) for one in (module, network)]
+            first = next(iter(layers))
+            said += [getattr(first, "is_causal", True) or getattr(first, "is_decoder", False)]
+            causal = bool(next(one for one in said if one is not None))
+            stacks.append(Stack(name, module, layers, blocks, causal))
     if not stacks:
         raise AttentionError(
             "expected a transformers model whose attention modules have a layer_idx, found none in "
             f"{type(network).__name__}; watch any other torch module inside `with sinkscope.attention.foreign(module):`"
         )
     return stacks
-
-
-def _is_causal(network: nn.Module, stack: nn.Module, attention: nn.Module) -> bool:
-    for module in (stack, network):
-        said = getattr(getattr(module, "config", None), "is_causal", None)
-        if said is not None:
-            return bool(said)
-    return bool(getattr(attention, "is_causal", True) or getattr(attention, "is_decoder", False))
 
 
 def query_heads(attention: nn.Module) -> int | None:
@@ -108,16 +104,13 @@ class StackInput:
 
     @property
     def total(self) -> int:
-        """Number of tokens so far."""
         return self.seen + self.fresh
 
     def visible(self) -> Tensor:
-        """Return bool [batch, seen + fresh], False on padding."""
         whole = (self.batch, self.total)
         return torch.ones(whole, dtype=torch.bool, device=self.device) if self.real is None else self.real
 
     def lengths(self) -> Tensor:
-        """Return the number of real tokens of each row; see `lengths_of`."""
         if self.real is None and self.total:
             return torch.full((self.batch,), self.total, device="cpu")
         return lengths_of(self.visible(), PAD_LEFT)
@@ -137,10 +130,8 @@ class HeldCache:
         if (self.cache is not None and self.cache() is not given.cache) or given.seen != self.tokens:
             return False
         now = cached_keys(given.cache)
-        replaced = len(now) == len(self.keys) and any(
-            one() is not found() for one, found in zip(self.keys, now, strict=True)
-        )
-        return not replaced and torch.equal(lengths, self.lengths + given.fresh)
+        same = len(now) != len(self.keys) or all(one() is other() for one, other in zip(self.keys, now, strict=True))
+        return same and torch.equal(lengths, self.lengths + given.fresh)
 
 
 def cached_keys(cache: Any) -> tuple[weakref.ref[Tensor], ...]:
@@ -210,3 +201,13 @@ def real_tokens(mask: Tensor) -> Tensor:
     """
     seen = visible(mask).any(dim=2).any(dim=1).long()
     return (seen.cummax(dim=-1).values & seen.flip(-1).cummax(dim=-1).values.flip(-1)).bool()
+
+
+def mask_for(network: Any, seen: Tensor | None) -> Tensor | None:
+    """Return bool [1 or batch, 1, query, key] in the form that a transformers network takes: its eager attention adds
+    the mask to the scores.
+    """
+    if seen is None or network.config._attn_implementation != "eager":
+        return seen
+    added = torch.zeros(seen.shape, dtype=network.dtype, device=seen.device)
+    return added.masked_fill(~seen, torch.finfo(network.dtype).min)

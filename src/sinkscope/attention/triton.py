@@ -167,26 +167,6 @@ def attention_kernel(
     tl.store(diagonal + row, tl.exp2(s - tl.where(in_force == float("-inf"), float("inf"), in_force)), mask=inside)
 
 
-@triton.jit
-def _weights(s, m, n_gone, lse, row, everything, queries, HIDING: tl.constexpr):
-    """Return the weights of a tile [key, query] without the hiding, and those in force."""
-    p = tl.exp2(s - everything[None, :])
-    in_force = p
-    if HIDING:
-        kept = tl.load(lse + row, mask=m < queries, other=float("inf"))
-        spared = kept == float("inf")
-        gap = tl.where(spared | (everything == float("inf")), 0.0, everything - kept)
-        # What is left of a row that loses nearly everything may be too small to be scaled up: its weights are computed
-        # anew.
-        far = gap > 40.0
-        factor = tl.exp2(tl.where(far, 0.0, gap))
-        in_force = p * tl.where(n_gone[:, None], tl.where(spared, 1.0, 0.0)[None, :], factor[None, :])
-        if tl.max(far.to(tl.int32), 0) > 0:
-            anew = tl.exp2(tl.where(n_gone[:, None], float("-inf"), s) - tl.where(far, kept, 0.0)[None, :])
-            in_force = tl.where(far[None, :], anew, in_force)
-    return p, in_force
-
-
 @triton.jit(do_not_specialize=["queries", "keys", "mask_q", "groups_b", "groups_g", "shift"])
 def column_kernel(
     q, k, lse, lse_all, groups, sums, local, diagonal, last_row, last_in_force, mask, hidden,
@@ -229,7 +209,20 @@ def column_kernel(
         if CAUSAL or MASKED:
             s = _visible(s, m[None, :], n[:, None], mask, mask_q, mask_k, queries, keys, least, CAUSAL, MASKED, FLAT)
         everything = tl.load(lse_all + rows + m, mask=m < queries, other=float("inf")) * unit
-        p, in_force = _weights(s, m, gone, lse, rows + m, everything, queries, HIDING)
+        p = tl.exp2(s - everything[None, :])  # without the hiding
+        in_force = p
+        if HIDING:
+            left = tl.load(lse + rows + m, mask=m < queries, other=float("inf"))
+            spared = left == float("inf")
+            gap = tl.where(spared | (everything == float("inf")), 0.0, everything - left)
+            # What is left of a row that loses nearly everything may be too small to be scaled up: its weights are
+            # computed anew.
+            far = gap > 40.0
+            factor = tl.exp2(tl.where(far, 0.0, gap))
+            in_force = p * tl.where(gone[:, None], tl.where(spared, 1.0, 0.0)[None, :], factor[None, :])
+            if tl.max(far.to(tl.int32), 0) > 0:
+                anew = tl.exp2(tl.where(gone[:, None], float("-inf"), s) - tl.where(far, left, 0.0)[None, :])
+                in_force = tl.where(far[None, :], anew, in_force)
         for group in tl.static_range(GROUPS):
             member = tl.load(groups + group * groups_g + m, mask=m < queries, other=0.0)
             took += tl.where(g == group, tl.sum(in_force * member[None, :], 1)[:, None], 0.0)

@@ -109,18 +109,17 @@ class Effect:
         return f"Effect on {counted(len(self.steps), 'prompt')}: {self.sentence('the rule')}"
 
     def sentence(self, rule: str) -> str:
-        """Return the effect of a rule in words."""
         rows, rate, moved = self.removed_share_committed, self.hit_rate, self.moved
         text = f"{rule} took away {self.removed_share:.1%} of the attention"
         text += "" if rows is None else f" ({rows:.1%} at the positions being committed)"
         text += f", {self.keys_per_head:.3g} keys per head and step"
         text += "" if rate is None else f"; {rate:.0%} of the hidden keys were still in the current top K"
         if moved is not None:
-            text += f"; position {moved.position} gained most: {moved.hidden:.1%}, with the hidden keys back {moved.without:.1%}"
+            text += f"; position {moved.position} gained most: {moved.hidden:.1%}"
+            text += f", with the hidden keys back {moved.without:.1%}"
         return "; ".join([text, *self.without_effect])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for manifests and results."""
         names = ("removed_share", "removed_share_committed", "hit_rate", "keys_per_head")
         moved = None if self.moved is None else self.moved._asdict()
         more = {"moved": moved, "without_effect": list(self.without_effect)}
@@ -145,7 +144,6 @@ class Tally:
         self._received: Tensor | None = None  # [prompt, 2, position]
 
     def add_received(self, prompts: Tensor, received: Tensor) -> None:
-        """Add attention by position, [row, 2, position], of all layers and heads of a step."""
         if self._received is None:
             self._received = torch.zeros(self._prompts, 2, 0, dtype=torch.float64, device=received.device)
         self._received = pad(self._received, (0, max(0, received.shape[2] - self._received.shape[2])))
@@ -165,7 +163,6 @@ class Tally:
         return not self._sums and not self._waiting
 
     def settle(self) -> None:
-        """Add up the values that wait."""
         waiting, self._waiting = self._waiting, {}
         for (name, *_), given in waiting.items():
             layers, (_, prompts, one) = tuple(layer for layer, _, _ in given), given[0]
@@ -176,7 +173,6 @@ class Tally:
             self._sums[name, layers].index_add_(0, prompts, added)
 
     def effect(self, layers: int, heads: int) -> Effect:
-        """Return the sums so far, for a network of so many layers and query heads."""
         self.settle()
         names = [field.name for field in fields(Effect)][:-2]
         arrays: dict[str, Any] = {name: np.zeros((self._prompts, layers, heads)) for name in names}

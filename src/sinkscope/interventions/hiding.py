@@ -1,8 +1,8 @@
 """Rules in force on a model: every layer asks them which keys to take away, and their effect is counted."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +24,11 @@ from sinkscope.errors import AttentionError, CallError
 from sinkscope.interventions.effect import Effect, Tally, joined
 from sinkscope.interventions.rule_context import (
     AttentionMemory,
-    Observation,
-    PromptDraws,
     Rule,
     RuleContext,
     StepCanvas,
-    TokenClasses,
+    class_in,
+    digests_of,
     pool,
     rank_of,
     spread,
@@ -38,10 +37,10 @@ from sinkscope.models import Model
 
 
 class _Chosen(NamedTuple):
-    """The keys that a rule has chosen in a layer, [1 or batch, 1 or head, 1 or query, key]."""
+    """The keys that a rule has chosen in a layer, and whether for each query by itself."""
 
     rule: Rule
-    keys: Tensor
+    hidden: Hidden
     each_query: bool
 
 
@@ -59,17 +58,17 @@ class Hiding(Hider):
         self._plain = False  # whether single calls run, of neither a sampler nor a `generate`
         self._took: dict[int, Tensor | None] = {}  # number of a rule → whether it took keys; None where it chose none
         self._head_masks: dict[Any, Tensor] = {}
-        self._token_classes, self._attention = TokenClasses(model), AttentionMemory()
+        self._classify = None if model is None else cache(partial(class_in, model))  # a bare network has no tokenizer
         self._forget()
 
-    def _forget(self) -> None:
+    def _forget(self, causal: bool = False, prompts: tuple[int, ...] = ()) -> None:
         self._steps: dict[str | None, int] = {}  # stack → steps so far
         self._step = -1
-        self._start: GenerationStart | None = None
+        self._prompts = prompts  # their lengths
         self._canvas: StepCanvas | None = None
         self._tokens: Tensor | None = None
-        self._draws: PromptDraws | None = None
-        self._attention.forget()
+        self._digests: list[bytes] | None = None
+        self._attention = AttentionMemory(causal)
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
         self._chosen: dict[str, list[_Chosen]] = {}
         # place of a layer → heads in force, their lost attention
@@ -88,13 +87,23 @@ class Hiding(Hider):
         for stack in session.stacks:
             self._places[stack.name] = self._layers
             self._layers += len(stack.layers)
-        _check_limits(self.parts, session)
+        numbers = [stack.layer_numbers(alone=len(session.stacks) == 1) for stack in session.stacks]
+        longest = max(len(set(stack.values())) for stack in numbers)
+        for part in self.parts if longest else ():  # a foreign network shows its layers only as they run
+            asked = [*(part.layers or ()), *(layer for layer, _ in part.heads or ())]
+            wrong = [f"the model has the layers 0…{longest - 1}, found {one}" for one in asked if one >= longest]
+            for layer, head in part.heads or ():
+                known = [
+                    query_heads(module) for stack in numbers for module, number in stack.items() if number == layer
+                ]
+                if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
+                    wrong.append(f"layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")
+            if wrong:
+                raise CallError(f"layers or heads: {wrong[0]}")
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Forget the generation before."""
         self._plain = self.session is not None and self.session.plain
-        self._forget()
-        self._start, self._attention.causal = start, start.causal
+        self._forget(start.causal, start.prompt_lengths)
         if self._tally is not None and not self._tally.empty:
             self._finished.append(self._tally.effect(self._layers, self._heads))
             self._tally = None
@@ -117,7 +126,6 @@ class Hiding(Hider):
         return "there was no step before; add observe='current' (@current)" if part.waits else "it chose no keys"
 
     def _explained(self, effect: Effect) -> Effect:
-        """Return the effect with a sentence for each rule that hid nothing."""
         parts = self.parts if self._tally or self._finished else ()  # before a step has run nothing is said
         why = {str(part): self._why_nothing(number) for number, part in enumerate(parts)}
         if why and not any(why.values()) and not effect.hidden.sum():
@@ -133,35 +141,32 @@ class Hiding(Hider):
             before, self._tokens = self._tokens, context.tokens
             width = 0 if before is None else min(before.shape[1], context.tokens.shape[1])
             if before is not None and not torch.equal(before[:, :width], context.tokens[:, :width]):
-                self._attention.forget()  # a call by itself with another text: it has no step before
-                self._attention.causal = True
-        prompts = () if self._start is None else self._start.prompt_lengths
-        self._tally = self._tally or Tally(len(prompts))
-        self._canvas, self._chosen, self._in_step = StepCanvas(context, context.prompt_lengths or prompts), {}, {}
-        self._draws = self._draws or PromptDraws(context)
+                self._attention = AttentionMemory(causal=True)  # a call by itself with another text has no step before
+        self._tally = self._tally or Tally(len(self._prompts))
+        self._canvas, self._chosen, self._in_step = StepCanvas(context, context.prompt_lengths or self._prompts), {}, {}
+        self._digests = self._digests or digests_of(context)
         if any(part.unhidden_pass for part in self.parts):
             assert self.session is not None
             self._attention.run_unhidden(self.session)
 
     def end_step(self, result: StepResult | None) -> None:
-        """Count what the committed queries lost, and forget the canvas."""
         canvas, self._canvas = self._canvas, None
-        if canvas is not None and result is not None and result.readers is not None and self._tally is not None:
+        if canvas is None or self._tally is None:
+            return
+        if result is not None and result.readers is not None:
             for place, (in_force, lost) in self._in_step.items():
                 readers = canvas.recorded(result.readers.to(in_force.device)).float()
                 counts = {"committed": readers.sum(-1)[:, None] * in_force}
                 if lost is not None:
                     counts["removed_committed"] = (lost * readers[:, None, -lost.shape[-1] :]).sum(-1)
                 self._tally.add(place, canvas.prompts(in_force.device), **counts)
-        if self._tally is not None:
-            self._tally.settle()
-            if canvas is not None and self._received is not None:
-                received = canvas.by_position(self._received)
-                self._tally.add_received(canvas.prompts(received.device), received)
+        self._tally.settle()
+        if self._received is not None:
+            received = canvas.by_position(self._received)
+            self._tally.add_received(canvas.prompts(received.device), received)
         self._in_step, self._received = {}, None
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
-        """Return the keys that the rules take away in this layer."""
         canvas, device = self._canvas, call.key.device
         if canvas is None:
             return None
@@ -176,13 +181,13 @@ class Hiding(Hider):
                 f"{call.name} attends to {call.keys} keys{' of another stack' if call.crossing else ''}, not to the "
                 f"{canvas.width} tokens of the canvas; limit the rule by layers= to other layers"
             )
-        found, chosen = [], []
-        assert self._draws is not None
+        chosen: list[_Chosen] = []
+        assert self._digests is not None
         held, shown = _held(call, canvas.real(device)), call if layer == call.index else replace(call, index=layer)
         for number, part in parts:
             candidates = held if part.keys is None else held & canvas.among(part.keys, device)
             memory = self._memory.setdefault((number, call.name), {})
-            known = (self._attention, self._draws, self._token_classes)
+            known = (self._attention, self._digests, self._classify)
             choice = part.choose(RuleContext(part, self._step, shown, canvas, candidates, memory, *known))
             before = self._took.setdefault(number, None)
             if choice is None:
@@ -192,34 +197,71 @@ class Hiding(Hider):
             heads = self._heads_of(part, call)
             if heads is not None:
                 keys = keys & heads[:, None, None]
-            queries = None if part.queries is None else _among_queries(canvas, part.queries, call)
-            if queries is not None:
+            queries = None
+            if part.queries is not None:
+                queries = canvas.among(part.queries, device)[:, -call.query.shape[2] :]
                 keys = keys & queries.any(-1)[:, None, None, None]  # where no query loses a key, none is hidden
             some = keys.any() if not part.takes_own else torch.ones_like(keys[0, 0, 0, 0])
             self._took[number] = some if before is None else before | some.to(before.device)
-            found.append(Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads))
-            chosen.append(_Chosen(part, keys, each_query=choice.ndim == 4))
-        if found:
+            hidden = Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads)
+            chosen.append(_Chosen(part, hidden, each_query=choice.ndim == 4))
+        if chosen:
             self._chosen[call.name] = chosen
             in_force, queries, steps = self._counted(canvas, call, chosen)
             self._in_step[self._place(call)] = (in_force, None)
-            self._count(call).add(self._place(call), canvas.prompts(device), queries=queries, steps=steps)
-        return found
+            self._count(canvas, call, queries=queries, steps=steps)
+        return [one.hidden for one in chosen]
 
     def observes(self, call: LayerCall) -> bool:
-        """Return whether a rule may ask for the columns of this layer."""
         return self._canvas is not None and any(
             part.observing and _allowed_in(part, call, self._layer_of(call)) for part in self.parts
         )
 
     def observe(self, call: LayerCall, columns: Columns) -> None:
-        """Keep the attention of a layer that has run, and count the removed part."""
-        if self._canvas is None:
+        canvas = self._canvas
+        if canvas is None:
             return
         local = self._attention.keep(call, columns)
         chosen = self._chosen.pop(call.name, [])
-        if chosen and columns.removed is not None:
-            self._count_effect(self._canvas, call, columns, chosen, local)
+        if not chosen or columns.removed is None:
+            return
+        heads, held, membership = call.query.shape[1], _held(call, canvas.real(call.key.device)), _queries(call)
+        in_force, _ = self._in_step[self._place(call)]
+        lost = columns.removed * membership[:, None] * in_force[:, None]
+        if columns.local is not None and len(self._places) <= 1:
+            group = call.groups.index("all")
+            both = torch.stack([columns.local[:, :, group], columns.sums[:, :, group]], 1)
+            both = (both * in_force[:, None]).sum(2)
+            self._received = both if self._received is None else self._received + both.to(self._received.device)
+        self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
+        counts = {"removed": lost.sum(-1)}
+        each = any(one.hidden.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
+        pairs = [(one.hidden.keys, one.hidden.queries) for one in chosen]
+        mine = [keys & own[:, None, :, None] if each and own is not None else keys for keys, own in pairs]
+        union = reduce(torch.bitwise_or, mine)
+        nothing = lost == 0  # of a query with constant keys in front, that may lose all others
+        nothing = nothing if union.shape[2] > 1 else nothing.all(-1, keepdim=True)
+        spared = (union | ~held[:, None, None]).all(-1) & nothing  # those that would lose the last key keep all
+        if mine := [(one.rule, one.hidden.keys[:, :, 0].expand(-1, heads, -1)) for one in chosen if not one.each_query]:
+            kept = ~spared.all(-1, keepdim=True)
+            together = reduce(torch.bitwise_or, [keys for _, keys in mine])
+            taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)  # among so many largest by its rule
+            bounds = [part.most for part, _ in mine]
+            most = None if None in bounds else sum(bound or 0 for bound in bounds)
+            for part, keys in mine:
+                values, scope = part.criterion(local, self._attention.causal)
+                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), heads)
+                top = top | (keys & (ranks < taken))
+            counts["hits"] = (together & top & kept).sum(-1)
+            counts["ranked"] = (together & kept).sum(-1)
+        hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
+        if each:
+            limited = [own for _, own in pairs if own is not None]
+            weight = membership * reduce(torch.bitwise_or, limited) if len(limited) == len(pairs) else membership
+            counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
+        else:
+            counts["hidden"] = hidden.sum(-1)
+        self._count(canvas, call, **{name: canvas.recorded(values) for name, values in counts.items()})
 
     def describe(self, prompt: int) -> dict[str, Any]:
         """Return the rules, and their effect on one prompt of the running generation."""
@@ -237,7 +279,6 @@ class Hiding(Hider):
         return call.index - sum(one < call.index for one in crossing)
 
     def _heads_of(self, rule: Rule, call: LayerCall) -> Tensor | None:
-        """Return the heads of a layer to which a rule is limited, bool [head]; None where it is not."""
         if rule.heads is None:
             return None
         count, device, index = call.query.shape[1], call.key.device, self._layer_of(call)
@@ -251,74 +292,27 @@ class Hiding(Hider):
 
     def _counted(self, canvas: StepCanvas, call: LayerCall, chosen: Sequence[_Chosen]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the heads in which any rule is in force, float [head], and queries and steps, float [row, head]."""
-        heads = call.query.shape[1]
+        limited = [one.hidden.heads for one in chosen if one.hidden.heads is not None]
+        limited = limited if len(limited) == len(chosen) else []
 
-        def counted(in_force: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def counted() -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
             queries = canvas.recorded(_queries(call).sum(-1))[:, None]
+            ones = torch.ones(call.query.shape[1], device=call.key.device, dtype=torch.float32)
+            in_force = torch.stack(limited).any(0).float() if limited else ones
             steps = in_force.expand(len(queries), -1)
-            return in_force, queries * steps, steps
+            return in_force, queries * steps, steps, call.membership  # kept, so that no other gets its id
 
-        limited = [mask for mask in (self._heads_of(one.rule, call) for one in chosen) if mask is not None]
-        if len(limited) == len(chosen):
-            return counted(torch.stack(limited).any(0).float())
-        name = ("counted", id(call.membership), heads)  # kept beside, so that no other gets its id
-        ones = partial(torch.ones, heads, device=call.key.device, dtype=torch.float32)
-        return canvas.once(name, lambda: (call.membership, counted(ones())))[1]
+        name = ("counted", id(call.membership), call.query.shape[1])
+        return (counted() if limited else canvas.once(name, counted))[:3]
 
-    def _count(self, call: LayerCall) -> Tally:
-        self._layers, self._heads = max(self._layers, self._place(call) + 1), max(self._heads, call.query.shape[1])
+    def _count(self, canvas: StepCanvas, call: LayerCall, **values: Tensor) -> None:
+        place = self._place(call)
+        self._layers, self._heads = max(self._layers, place + 1), max(self._heads, call.query.shape[1])
         assert self._tally is not None
-        return self._tally
+        self._tally.add(place, canvas.prompts(call.key.device), **values)
 
     def _place(self, call: LayerCall) -> int:
         return self._places.get(call.stack, 0) + call.index
-
-    def _count_effect(
-        self, canvas: StepCanvas, call: LayerCall, columns: Columns, chosen: list[_Chosen], local: Observation
-    ) -> None:
-        device, heads = call.key.device, call.query.shape[1]
-        held = _held(call, canvas.real(device))
-        membership = _queries(call)
-        in_force, _, _ = self._counted(canvas, call, chosen)
-        assert columns.removed is not None
-        lost = columns.removed * membership[:, None] * in_force[:, None]
-        if columns.local is not None and len(self._places) <= 1:
-            group = call.groups.index("all")
-            both = torch.stack([columns.local[:, :, group], columns.sums[:, :, group]], 1)
-            both = (both * in_force[:, None]).sum(2)
-            self._received = both if self._received is None else self._received + both.to(self._received.device)
-        self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
-        counts = {"removed": lost.sum(-1)}
-        each = any(one.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
-        limits = [one.rule.queries for one in chosen]
-        concern = [None if where is None else _among_queries(canvas, where, call) for where in limits]
-        pairs = zip(chosen, concern, strict=True)
-        mine = [one.keys & own[:, None, :, None] if each and own is not None else one.keys for one, own in pairs]
-        union = reduce(torch.bitwise_or, mine)
-        nothing = lost == 0  # of a query with constant keys in front, that may lose all others
-        nothing = nothing if union.shape[2] > 1 else nothing.all(-1, keepdim=True)
-        spared = (union | ~held[:, None, None]).all(-1) & nothing  # those that would lose the last key keep all
-        if mine := [(part, keys[:, :, 0].expand(-1, heads, -1)) for part, keys, each_query in chosen if not each_query]:
-            kept = ~spared.all(-1, keepdim=True)
-            together = reduce(torch.bitwise_or, [keys for _, keys in mine])
-            taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)  # among so many largest by its rule
-            bounds = [part.most for part, _ in mine]
-            most = None if None in bounds else sum(bound or 0 for bound in bounds)
-            for part, keys in mine:
-                values, scope = part.criterion(local, self._attention.causal)
-                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), heads)
-                top = top | (keys & (ranks < taken))
-            counts["hits"] = (together & top & kept).sum(-1)
-            counts["ranked"] = (together & kept).sum(-1)
-        hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
-        if each:
-            limited = [own for own in concern if own is not None]
-            weight = membership * reduce(torch.bitwise_or, limited) if len(limited) == len(concern) else membership
-            counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
-        else:
-            counts["hidden"] = hidden.sum(-1)
-        recorded = {name: canvas.recorded(values) for name, values in counts.items()}
-        self._count(call).add(self._place(call), canvas.prompts(device), **recorded)
 
 
 def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:
@@ -329,31 +323,11 @@ def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:
     return among and (rule.heads is None or any(mine == layer for mine, _ in rule.heads))
 
 
-def _among_queries(canvas: StepCanvas, where: str | Collection[int], call: LayerCall) -> Tensor:
-    """Return which queries of a call stand in a group, or at given positions, bool [batch, query]."""
-    return canvas.among(where, call.key.device)[:, -call.query.shape[2] :]
-
-
 def _held(call: LayerCall, real: Tensor) -> Tensor:
     """Return the keys that are no padding and are still in the layer's sliding window, bool [batch, key]."""
     return real & (torch.arange(real.shape[1], device=real.device) >= call.first_key) if call.first_key else real
 
 
 def _queries(call: LayerCall) -> Tensor:
-    """Return the queries that are no padding, float [batch, query]."""
     assert call.membership is not None
     return call.membership[:, call.groups.index("all")]
-
-
-def _check_limits(rules: Sequence[Rule], session: Session) -> None:
-    numbers = [stack.layer_numbers(alone=len(session.stacks) == 1) for stack in session.stacks]
-    longest = max(len(set(stack.values())) for stack in numbers)
-    for part in rules if longest else ():  # a foreign network shows its layers only as they run
-        asked = [*(part.layers or ()), *(layer for layer, _ in part.heads or ())]
-        wrong = [f"the model has the layers 0…{longest - 1}, found {one}" for one in asked if one >= longest]
-        for layer, head in part.heads or ():
-            known = [query_heads(module) for stack in numbers for module, number in stack.items() if number == layer]
-            if head >= (most := max((one for one in known if one), default=head + 1)):  # unknown before it runs
-                wrong.append(f"layer {layer} of the model has the heads 0…{most - 1}, found {layer}.{head}")
-        if wrong:
-            raise CallError(f"layers or heads: {wrong[0]}")

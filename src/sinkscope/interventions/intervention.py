@@ -51,6 +51,14 @@ class Intervention(ABC):
     """Whether the rule hides other keys in place of the top K, for comparison; see `observed`."""
     takes_own: ClassVar[bool] = False
     """Whether the network's own sink token or learned logit is taken away too."""
+    most: ClassVar[int | None] = None
+    """The largest number of keys that a head can lose; None where it is not known beforehand."""
+    least_tokens: ClassVar[int] = 1
+    """The smallest number of tokens that a canvas must have."""
+    waits: ClassVar[bool] = False
+    """Whether the rule needs the step before, so that it hides nothing in a likelihood, which has one step."""
+    unhidden_pass: ClassVar[bool] = False
+    """Whether every step needs one more forward call with nothing hidden (``clean`` attention)."""
 
     layers: Collection[int] | None = None
     steps: Collection[int] | None = None
@@ -82,29 +90,9 @@ class Intervention(ABC):
         """
 
     @property
-    def most(self) -> int | None:
-        """The largest number of keys that a head can lose; None where it is not known beforehand."""
-        return None
-
-    @property
-    def least_tokens(self) -> int:
-        """The smallest number of tokens that a canvas must have."""
-        return 1
-
-    @property
     def idle(self) -> bool:
         """Whether the rule hides nothing whatever the model does; the model then runs untouched."""
         return () in (self.layers, self.steps, self.keys, self.queries, self.heads)
-
-    @property
-    def waits(self) -> bool:
-        """Whether the rule needs the step before, so that it hides nothing in a likelihood, which has one step."""
-        return False
-
-    @property
-    def unhidden_pass(self) -> bool:
-        """Whether every step needs one more forward call with nothing hidden (``clean`` attention)."""
-        return False
 
     def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]:
         """Return values [batch, head, key] that rank the keys for `Effect.hits`, and which heads share a ranking."""
@@ -159,7 +147,6 @@ class Composed:
 
     @contextmanager
     def __call__(self, model: Model | nn.Module) -> Iterator[Hiding]:
-        """Hide while the body runs; see `Intervention`."""
         parts = [part for part in self.parts if not part.idle]
         network, ours = (model.network, model) if isinstance(model, Model) else (model, None)
         running = Hiding(parts, ours)

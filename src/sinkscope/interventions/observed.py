@@ -31,10 +31,6 @@ class Ranking:
     sinks: Tensor  # bool [batch, group, key], whether Eq. 3 with ε = 3 holds for the column sums
     real: Tensor  # bool [batch, key], keys that were seen, padding left out
 
-    def ranks(self, most: int) -> Tensor:
-        """Return the rank of each key, int64 [batch, group, key]: 0 for the largest value, exact below ``most``."""
-        return rank_of(self.values, self.candidates, most)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Observed(Intervention, ABC):
@@ -66,26 +62,22 @@ class Observed(Intervention, ABC):
     def criterion(self, found: Observation, causal: bool) -> tuple[Tensor, Scope]:
         return (found.last_row if self.decide == "last_row" else found.columns), self.scope
 
-    def rank(self, context: RuleContext) -> Ranking | None:
-        """Return the keys of this layer in order; None before anything has been observed."""
+    def choose(self, context: RuleContext) -> Tensor | None:
         found = context.seen(self.observe, self.measured)
         if found is None:
             return None
         known = context.real.clone()
         known[:, found.keys :] = False
-        columns, last_row = (
-            pool(one, self.scope, context.call.key.shape[1]) for one in (found.columns, found.last_row)
-        )
+        kv_heads = context.call.key.shape[1]
+        columns = pool(found.columns, self.scope, kv_heads)
+        values = columns if self.decide == "columns" else pool(found.last_row, self.scope, kv_heads)
         sinks = (excess_of(columns, known) > EXCESS) & known[:, None]
-        values = columns if self.decide == "columns" else last_row
-        return Ranking(values, (context.candidates & known)[:, None], sinks, known)
+        chosen = self.choose_ranked(context, Ranking(values, (context.candidates & known)[:, None], sinks, known))
+        return None if chosen is None else spread(chosen, context.call.query.shape[1])
 
-    def at_stake(self, context: RuleContext) -> Tensor:
-        """Return the attention that hiding each key takes away now, [batch, group, key]; a sweep more."""
-        found = context.seen("current", self.measured)
-        assert found is not None
-        only_newest = context.causal and context.call.query.shape[2] == 1
-        return pool(found.last_row if only_newest else found.columns, self.scope, context.call.key.shape[1])
+    @abstractmethod
+    def choose_ranked(self, context: RuleContext, ranking: Ranking) -> Tensor | None:
+        """Return the keys to take away in one layer of one step, bool [batch, group, key]; None for none."""
 
 
 @dataclass(frozen=True)
@@ -110,16 +102,13 @@ class SinkRule(Observed, ABC):
     def idle(self) -> bool:
         return self.k == 0 or super().idle
 
-    def choose(self, context: RuleContext) -> Tensor | None:
-        ranking = self.rank(context)
-        if ranking is None:
-            return None
+    def choose_ranked(self, context: RuleContext, ranking: Ranking) -> Tensor:
         if self.k >= (shortest := min(context.canvas.lengths)):
             raise CallError(f"k: expected fewer keys than the canvas holds, found {self.k} of {shortest}")
-        top = (ranking.ranks(self.k) < self.k) & ranking.candidates
+        top = (rank_of(ranking.values, ranking.candidates, self.k) < self.k) & ranking.candidates
         if self.only_sinks:
             top = top & ranking.sinks
-        return spread(self.pick(context, ranking, top), context.call.query.shape[1])
+        return self.pick(context, ranking, top)
 
     @abstractmethod
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
@@ -158,12 +147,8 @@ class HideSinksAbove(Observed):
     def idle(self) -> bool:
         return self.excess == math.inf or super().idle
 
-    def choose(self, context: RuleContext) -> Tensor | None:
-        ranking = self.rank(context)
-        if ranking is None:
-            return None
-        above = (self.excess_of(ranking) > self.excess) & ranking.candidates
-        return spread(above, context.call.query.shape[1])
+    def choose_ranked(self, context: RuleContext, ranking: Ranking) -> Tensor | None:
+        return (self.excess_of(ranking) > self.excess) & ranking.candidates
 
     def excess_of(self, ranking: Ranking) -> Tensor:
         """Return the excess of every key in the rule's unit, [batch, group, key]."""
@@ -182,21 +167,18 @@ class _ExcessCount(HideSinksAbove):
 
     idle = waits = False  # type: ignore[assignment]
 
-    def choose(self, context: RuleContext) -> Tensor | None:
-        ranking = self.rank(context)
-        if ranking is not None:
-            bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
-            bins, candidates = (context.canvas.recorded(one) for one in (bins, ranking.candidates.expand_as(bins)))
-            if self.heads is not None:
-                each = context.call.query.shape[1] // bins.shape[1]  # heads that share a ranking
-                mine = [head // each for layer, head in self.heads if layer == context.call.index]
-                bins, candidates = bins[:, mine], candidates[:, mine]
-            counts = bins[candidates].bincount().cpu()
-            before = self.found.get("counts", counts.new_zeros(0))
-            width = max(len(before), len(counts))
-            self.found["counts"] = sum(pad(one, (0, width - len(one))) for one in (before, counts))
-            self.found["heads"] = self.found.get("heads", 0) + bins.shape[0] * bins.shape[1]
-        return None
+    def choose_ranked(self, context: RuleContext, ranking: Ranking) -> None:
+        bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
+        bins, candidates = (context.canvas.recorded(one) for one in (bins, ranking.candidates.expand_as(bins)))
+        if self.heads is not None:
+            each = context.call.query.shape[1] // bins.shape[1]  # heads that share a ranking
+            mine = [head // each for layer, head in self.heads if layer == context.call.index]
+            bins, candidates = bins[:, mine], candidates[:, mine]
+        counts = bins[candidates].bincount().cpu()
+        before = self.found.get("counts", counts.new_zeros(0))
+        width = max(len(before), len(counts))
+        self.found["counts"] = sum(pad(one, (0, width - len(one))) for one in (before, counts))
+        self.found["heads"] = self.found.get("heads", 0) + bins.shape[0] * bins.shape[1]
 
 
 def calibrate_excess(
@@ -226,7 +208,7 @@ class NextRanks(SinkRule):
         return 2 * self.k + 1
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        ranks = ranking.ranks(2 * self.k)
+        ranks = rank_of(ranking.values, ranking.candidates, 2 * self.k)
         return (ranks >= self.k) & (ranks < self.k + top.sum(-1, keepdim=True)) & ranking.candidates
 
 
@@ -265,17 +247,14 @@ class MassMatchedKeys(RandomControl):
     """
 
     rule = "mass:K"
-
-    @property
-    def most(self) -> int | None:
-        return None
+    most = None  # type: ignore[assignment]
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        ranks, others, at_stake = (
-            self.random_ranks(context, ranking, top),
-            ranking.candidates & ~top,
-            self.at_stake(context),
-        )
+        found, call = context.seen("current", self.measured), context.call
+        assert found is not None
+        only_newest = context.causal and call.query.shape[2] == 1
+        at_stake = pool(found.last_row if only_newest else found.columns, self.scope, call.key.shape[1])
+        ranks, others = self.random_ranks(context, ranking, top), ranking.candidates & ~top
         order = ranks.argsort(dim=-1)
         mass = (at_stake * others).gather(-1, order)
         nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)
@@ -293,10 +272,7 @@ class RowMatchedKeys(RandomControl):
     """
 
     rule = "rowmass:K"
-
-    @property
-    def most(self) -> int | None:
-        return None
+    most = None  # type: ignore[assignment]
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
         rows = context.committing

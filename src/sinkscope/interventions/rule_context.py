@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -39,27 +38,17 @@ class StepCanvas:
         prompts = self._prompt_lengths * (self.rows // max(1, len(self._prompt_lengths)))
         return any(length > prompt for length, prompt in zip(self.lengths, prompts, strict=False))
 
-    def tokens(self, device: torch.device) -> Tensor:
-        """Return the token ids, int64 [batch, position]."""
-        return self.once(("tokens", device), lambda: upload(self.context.tokens, device))
-
     def real(self, device: torch.device) -> Tensor:
         """Return which positions are tokens, bool [batch, position]: False on padding, which stands on the left."""
-
-        def make() -> Tensor:
-            return torch.arange(self.width, device=device) >= self.width - _uploaded(self.lengths, device)[:, None]
-
-        return self.once(("real", device), make)
+        return self.once(
+            ("real", device),
+            lambda: torch.arange(self.width, device=device) >= self.width - _uploaded(self.lengths, device)[:, None],
+        )
 
     def among(self, where: str | Collection[int], device: torch.device) -> Tensor:
         """Return the positions of a group, or those with the given numbers, without padding: bool [batch, position]."""
         named = where if isinstance(where, str) else tuple(where)
         return self.once((named, device), lambda: self._among(named, device))
-
-    def readers(self, device: torch.device) -> Tensor | None:
-        """Return the queries whose outputs may be committed, bool [batch, position]; None where none will be."""
-        found = self.context.readers
-        return None if found is None else self.once(("readers", device), lambda: upload(found, device))
 
     def recorded(self, values: Tensor) -> Tensor:
         """Return the rows of ``values`` [batch, …] that are recorded, [row, …]."""
@@ -101,32 +90,6 @@ class StepCanvas:
 
 def _uploaded(numbers: Sequence[int], device: torch.device) -> Tensor:
     return upload(torch.tensor(numbers, dtype=torch.long, device="cpu"), device)
-
-
-class TokenClasses:
-    """The classes of tokens: newline, digit, mask …; a bare network, without a model, has no tokenizer."""
-
-    def __init__(self, model: Model | None) -> None:
-        self._by_tokenizer = None if model is None else partial(class_in, model)
-        self._known: dict[Callable[[int], str], dict[int, str]] = {}
-
-    def places(
-        self, canvas: StepCanvas, device: torch.device, classify: Callable[[int], str] | None
-    ) -> dict[str, Tensor]:
-        """Return where the tokens of each class stand, bool [batch, position]."""
-        by: Any = classify or self._by_tokenizer  # a bare network has no tokenizer
-
-        def make() -> dict[str, Tensor]:
-            known = self._known.setdefault(by, {})
-            unique, places = canvas.context.tokens.cpu().unique(return_inverse=True)
-            for token in {*unique.tolist()} - known.keys():
-                known[token] = by(token)
-            names = [known[token] for token in unique.tolist()]
-            kinds = list(dict.fromkeys(names))
-            numbers = upload(torch.tensor([kinds.index(name) for name in names], device="cpu")[places], device)
-            return {name: numbers == number for number, name in enumerate(kinds)}
-
-        return canvas.once(("classes", by, device), make)
 
 
 def class_in(model: Model, token: int) -> str:
@@ -189,24 +152,23 @@ class Observation:
         return Observation(pad(self.columns, wide), pad(self.last_row, wide), self.keys)
 
 
-class AttentionMemory:
+class AttentionMemory(Watcher):
     """The attention of every layer in the step before and in the running one; ``causal`` columns are running sums."""
 
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all attention, as a generation begins."""
-        self.causal = False
+    def __init__(self, causal: bool = False) -> None:
+        self.causal = causal
         self._before: dict[str, dict[str, Observation]] = {}  # layer → how it was measured → attention
         self._unhidden: dict[str, Observation] = {}
         self._unhidden_before: dict[str, Observation] = {}
 
     def run_unhidden(self, session: Session) -> None:
         """Run the canvas of the running step once more with nothing hidden, and keep the attention of every layer."""
-        self._unhidden_before = self._unhidden
-        session.unhidden_pass(watcher := _UnhiddenWatcher())
-        self._unhidden = watcher.found
+        self._unhidden_before, self._unhidden = self._unhidden, {}
+        session.unhidden_pass(self)
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        sums = columns.sums[:, :, call.groups.index("all")]
+        self._unhidden[call.name] = Observation(sums, columns.last_row, call.keys)
 
     def keep(self, call: LayerCall, columns: Columns) -> Observation:
         """Keep the attention of a layer that has run; return it as it is without the hiding."""
@@ -216,16 +178,14 @@ class AttentionMemory:
         self._before[call.name] = {"local": local, "hidden": hidden}
         return local
 
-    def previous(self, call: LayerCall, measured: str) -> Observation | None:
-        """Return the attention of this layer in the step before; None in the first step."""
+    def seen(self, call: LayerCall, observe: str, measured: str) -> Observation | None:
+        """Return the attention of a layer in the ``previous`` step, None in the first, or in the ``current`` one before
+        anything is hidden in it.
+        """
         if measured == "clean":
-            return self._unhidden_before.get(call.name)
-        return self._before.get(call.name, {}).get(measured)
-
-    def current(self, call: LayerCall, measured: str) -> Observation:
-        """Return the attention of this layer in the running step, before anything is hidden in it."""
-        if measured == "clean":
-            return self._unhidden[call.name]
+            return (self._unhidden_before if observe == "previous" else self._unhidden).get(call.name)
+        if observe == "previous":
+            return self._before.get(call.name, {}).get(measured)
         assert call.measure is not None
         columns = call.measure()
         return self._added_up(call, "local", columns.sums, columns.last_row)
@@ -238,35 +198,11 @@ class AttentionMemory:
         return Observation(columns, last_row, call.keys)
 
 
-class _UnhiddenWatcher(Watcher):
-    def __init__(self) -> None:
-        self.found: dict[str, Observation] = {}
-
-    def watch(self, call: LayerCall, columns: Columns) -> None:
-        self.found[call.name] = Observation(columns.sums[:, :, call.groups.index("all")], columns.last_row, call.keys)
-
-
-class PromptDraws:
-    """Random numbers that belong to a prompt, whatever stands beside it in the batch of a generation's first step."""
-
-    def __init__(self, context: StepContext) -> None:
-        tokens, lengths = context.tokens.cpu(), context.lengths.tolist()
-        self._digests = [
-            blake2b(row[len(row) - own :].numpy().tobytes()).digest() for row, own in zip(tokens, lengths, strict=True)
-        ]
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def draw(self, call: LayerCall, lengths: list[int], step: int, seed: int, groups: int) -> Tensor:
-        """Return numbers from 0 to 1, [batch, group, key]; ``lengths`` are those of the rows."""
-        on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
-        drawn = torch.zeros(len(self._digests), groups, call.keys, **on_host)
-        for row, (digest, length) in enumerate(zip(self._digests, lengths, strict=True)):
-            key = blake2b(digest + f"{seed} {step} {call.index}".encode(), digest_size=7).digest()
-            source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
-            drawn[row, :, call.keys - length :] = torch.rand(groups, length, generator=source, **on_host)
-        return upload(drawn, call.key.device)
+def digests_of(context: StepContext) -> list[bytes]:
+    """Return what random numbers of each row go by: its tokens in the first step, whatever stands beside it."""
+    tokens, lengths = context.tokens.cpu(), context.lengths.tolist()
+    rows = [row[len(row) - own :] for row, own in zip(tokens, lengths, strict=True)]
+    return [blake2b(row.numpy().tobytes()).digest() for row in rows]
 
 
 Rule = Any
@@ -279,7 +215,7 @@ class RuleContext:
     Attributes:
         candidates: bool [batch, key], the keys that may be chosen; behind a sliding window those that it still holds.
         memory: values that the rule kept for this layer since the generation began; empty at first.
-        attention, draws, token_classes: read by `seen`, `draw` and `classes`.
+        attention, digests, classify: read by `seen`, `draw` and `classes`.
     """
 
     rule: Rule
@@ -289,13 +225,14 @@ class RuleContext:
     candidates: Tensor
     memory: dict[str, Any]
     attention: AttentionMemory
-    draws: PromptDraws
-    token_classes: TokenClasses
+    digests: list[bytes]
+    classify: Callable[[int], str] | None
 
     @property
     def tokens(self) -> Tensor:
         """Token ids, int64 [batch, key]."""
-        return self.canvas.tokens(self.call.key.device)
+        tokens, device = self.canvas.context.tokens, self.call.key.device
+        return self.canvas.once(("tokens", device), lambda: upload(tokens, device))
 
     @property
     def real(self) -> Tensor:
@@ -309,9 +246,7 @@ class RuleContext:
 
     def seen(self, observe: str, measured: str) -> Observation | None:
         """Return the attention of this layer as ``measured`` (`Observed`); None in the first step for ``previous``."""
-        keys = self.call.keys
-        look = {"previous": self.attention.previous, "current": self.attention.current}[observe]
-        found = look(self.call, measured)
+        keys, found = self.call.keys, self.attention.seen(self.call, observe, measured)
         if found is not None and found.keys > keys:
             what = f"expected no shorter canvas than then, found {keys} tokens behind {found.keys}"
             raise CallError(f"{self.rule} decides by the step before, {what}; decide by current")
@@ -322,18 +257,25 @@ class RuleContext:
         """Queries whose outputs may be committed in this step, bool [batch, query]; None where none will be: masked
         ones of the running block (one place to the left with a logit shift), in autoregressive models the newest.
         """
-        readers = self.canvas.readers(self.call.key.device)
-        return None if readers is None else readers[:, -self.call.query.shape[2] :]
+        found, device = self.canvas.context.readers, self.call.key.device
+        if found is None:
+            return None
+        return self.canvas.once(("readers", device), lambda: upload(found, device))[:, -self.call.query.shape[2] :]
 
     def received_from(self, queries: Tensor) -> Tensor:
         """Return the attention, [batch, head, key], that queries, bool [batch, query], give without hiding; a sweep."""
-        queries = queries if queries.device == self.call.key.device else upload(queries, self.call.key.device)
         assert self.call.measure is not None
-        return self.call.measure(queries.float()).sums[:, :, 0]
+        return self.call.measure(upload(queries, self.call.key.device).float()).sums[:, :, 0]
 
     def draw(self, seed: int, groups: int) -> Tensor:
         """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer alone."""
-        return self.draws.draw(self.call, self.canvas.lengths, self.step, seed, groups)
+        on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+        drawn = torch.zeros(len(self.digests), groups, self.call.keys, **on_host)
+        for row, (digest, length) in enumerate(zip(self.digests, self.canvas.lengths, strict=True)):
+            key = blake2b(digest + f"{seed} {self.step} {self.call.index}".encode(), digest_size=7).digest()
+            source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
+            drawn[row, :, self.call.keys - length :] = torch.rand(groups, length, generator=source, **on_host)
+        return upload(drawn, self.call.key.device)
 
     def among(self, where: str | Collection[int]) -> Tensor:
         """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key]."""
@@ -341,7 +283,17 @@ class RuleContext:
 
     def classes(self, classify: Callable[[int], str] | None) -> dict[str, Tensor]:
         """Return where the tokens of each class stand, bool [batch, key]; the first call in a step waits for a GPU."""
-        return self.token_classes.places(self.canvas, self.call.key.device, classify)
+        by: Any = classify or self.classify
+        device = self.call.key.device
+
+        def make() -> dict[str, Tensor]:
+            unique, places = self.canvas.context.tokens.cpu().unique(return_inverse=True)
+            names = [by(token) for token in unique.tolist()]
+            kinds = list(dict.fromkeys(names))
+            numbers = upload(torch.tensor([kinds.index(name) for name in names], device="cpu")[places], device)
+            return {name: numbers == number for number, name in enumerate(kinds)}
+
+        return self.canvas.once(("classes", by, device), make)
 
     def of_class(self, name: str, classify: Callable[[int], str] | None = None) -> Tensor:
         """Return where tokens stand whose class (of `sinks.definition.CLASSES`, or of ``classify``) has this name."""

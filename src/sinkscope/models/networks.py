@@ -28,7 +28,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.llama import modeling_llama as llama
 
-from sinkscope.attention.scores import mask_for
+from sinkscope.attention.stacks import mask_for
 
 
 def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> tuple[Tensor, Any]:

@@ -44,11 +44,8 @@ class AsyncWriter:
         threaded = any(one.is_cuda for one in tensors.values()) if self._threaded is None else self._threaded
         if not threaded:
             self.drain()
-            try:
-                landed({name: one.detach().cpu() for name, one in tensors.items()})
-            except BaseException as error:
-                self._error = error
-                raise
+            self._deliver({name: one.detach().cpu() for name, one in tensors.items()}, [], landed)
+            self.drain()
             return
         size = sum(one.numel() * one.element_size() for one in tensors.values())
         self._wait_for(size)
@@ -98,20 +95,22 @@ class AsyncWriter:
     def _run(self) -> None:
         while (parcel := self._parcels.get()) is not None:
             tensors, size, copied, landed = parcel
-            try:
-                if self._error is None:
-                    for event in copied:
-                        event.synchronize()
-                    landed(tensors)
-            except BaseException as error:
-                self._error = error
+            self._deliver(tensors, copied, landed)
             del parcel, tensors  # their memory is free before their bytes stop counting
             with self._free:
                 self._under_way, self._count = self._under_way - size, self._count - 1
                 self._free.notify_all()
 
+    def _deliver(self, tensors: Tensors, copied: list[Any], landed: Landed) -> None:
+        try:
+            if self._error is None:
+                for event in copied:
+                    event.synchronize()
+                landed(tensors)
+        except BaseException as error:
+            self._error = error
+
     def _wait_for(self, size: int) -> None:
-        """Wait until so many bytes have room; raise the error of the first delivery that failed."""
         with self._free:
             while self._count and self._under_way + size > self.room:
                 self._free.wait()

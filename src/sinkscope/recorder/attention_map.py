@@ -19,9 +19,6 @@ from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import TOLERANCE, check_place, column_difference
 from sinkscope.traces.trace_array import kept_columns
 
-EXACT = 1e-3
-"""Tolerance where keys were hidden, which coarse rounding must not excuse."""
-
 
 @dataclass(frozen=True, eq=False)
 class AttentionMap:
@@ -66,32 +63,8 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
         TraceError: columns that differ from the map's, as where keys were hidden while the trace was written.
     """
     step, layer, head = check_place(trace, step, layer, head)
-    _check_weights(model, trace)
-    length = int(trace.lengths[step])
-    tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(model.device)[None]
-    block, watcher = block_length(model.network), _OneHead(trace.layers[layer], head)
-    if block is not None:
-        block = (trace.manifest.get("sampler") or {}).get("block") or block
-    blocks = nullcontext() if block is None else model.network.model.blocks_of(block)
-    with torch.no_grad(), blocks, subscribed(model.network, watcher):
-        model.logits(tokens, 1, use_cache=False)
-    assert watcher.attention is not None
-    attention = watcher.attention.cpu().numpy()
-    recorded = kept_columns(trace)[step, layer, head, :length]
-    hidden = bool(trace.manifest.get("hidden"))
-    difference, worst = column_difference(attention, recorded, EXACT if hidden else TOLERANCE[model.card.dtype])
-    if worst is not None:
-        differs = f"key {worst} has {attention[:, worst].sum():.3f} in the map and {recorded[worst]:.3f} in the trace"
-        why = f"Was it written in another dtype than {model.card.dtype}?"
-        if hidden:
-            why = "It was written while keys were hidden, and maps are recomputed without hiding"
-        raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
-    return AttentionMap(attention, difference)
-
-
-def _check_weights(model: Model, trace: Trace) -> None:
-    card = trace.manifest["model"]
-    if cache := (trace.manifest.get("sampler") or {}).get("cache"):
+    sampler, card = trace.manifest.get("sampler") or {}, trace.manifest["model"]
+    if cache := sampler.get("cache"):
         raise CallError(f"{trace.folder} was written with the cache {cache}; record without a cache for a map")
     found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
     for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
@@ -99,3 +72,24 @@ def _check_weights(model: Model, trace: Trace) -> None:
         if theirs != mine and (name == "weight_hash" or (theirs and mine)):
             written = f"was written by {what} {theirs[:12] or 'without a hash'}…, {model.card.name} has {mine[:12]}…"
             raise CallError(f"{trace.folder} {written}; pass the model that wrote it, as sinkscope.load returned it")
+    length = int(trace.lengths[step])
+    tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(model.device)[None]
+    block, watcher = block_length(model.network), _OneHead(trace.layers[layer], head)
+    if block is not None:
+        block = sampler.get("block") or block
+    blocks = nullcontext() if block is None else model.network.model.blocks_of(block)
+    with torch.no_grad(), blocks, subscribed(model.network, watcher):
+        model.logits(tokens, 1, use_cache=False)
+    assert watcher.attention is not None
+    attention = watcher.attention.cpu().numpy()
+    recorded = kept_columns(trace)[step, layer, head, :length]
+    hidden = bool(trace.manifest.get("hidden"))
+    tolerance = 1e-3 if hidden else TOLERANCE[model.card.dtype]  # coarse rounding must not excuse hidden keys
+    difference, worst = column_difference(attention, recorded, tolerance)
+    if worst is not None:
+        differs = f"key {worst} has {attention[:, worst].sum():.3f} in the map and {recorded[worst]:.3f} in the trace"
+        why = f"Was it written in another dtype than {model.card.dtype}?"
+        if hidden:
+            why = "It was written while keys were hidden, and maps are recomputed without hiding"
+        raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
+    return AttentionMap(attention, difference)

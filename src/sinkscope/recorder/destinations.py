@@ -3,7 +3,7 @@
 A destination makes a writer for each prompt, which takes its steps in order.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 
 from sinkscope.errors import CallError
 from sinkscope.runs.folder import difference_in_words, differences
+from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces import TraceWriter, claim_folder
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
@@ -56,13 +57,10 @@ class PromptCounter:
 
     held = 0  # a step is counted at once
 
-    def __init__(
-        self, folder: StatisticsFolder, indices: Iterator[int], manifest: dict[str, Any], excess: float
-    ) -> None:
-        self.folder, self.indices, self.manifest, self.excess = folder, indices, manifest, excess
-        self.completed_the_folder = self.counted = False
+    def __init__(self, destination: "StatisticsDestination", manifest: dict[str, Any]) -> None:
+        self.destination, self.manifest, self.counted = destination, manifest, False
         self._followed = "last_query" if manifest["causal"] else "column_sums"
-        self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), excess)
+        self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), EXCESS)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
         self._feed.feed(step)
@@ -70,42 +68,37 @@ class PromptCounter:
             self._followed = "newest_columns"
 
     def flush(self) -> None:
-        """No step is kept."""
+        """Do nothing, as no step is kept."""
 
     def describe(self, **more: Any) -> None:
-        """The description of the prompt comes with its end."""
+        """Do nothing: a description comes with the end of the prompt."""
 
     def close(self, complete: bool, **more: Any) -> None:
-        """Add the prompt to the folder; a prompt that was given up is left out."""
         if not complete:
             return
         texts = more.get("vocabulary", {})
         prompt = self._feed.finish({int(token): text for token, text in texts.items()})
         about = {name: self.manifest[name] for name in ABOUT} | {"followed": self._followed}
         about["hidden"] = [{name: one[name] for name in ("rule", "rules") if name in one} for one in more["hidden"]]
-        arrays = Summary.of(prompt, self.excess).to_arrays()
-        self.completed_the_folder = self.folder.commit(next(self.indices), arrays, about, texts)
+        to = self.destination
+        arrays = Summary.of(prompt, EXCESS).to_arrays()
+        to.completed_the_folder |= to.folder.commit(next(to.indices), arrays, about, texts)
         self.counted = True
 
 
 class StatisticsDestination:
     """Counts every prompt into one folder, which its caller closes, under the next of the numbers given, in the order
-    in which prompts end; one that was given up has none. ``excess`` is ε of Eq. 3, in queries' worth of attention.
+    in which prompts end; one that was given up has none.
+    ``completed_the_folder``: whether a prompt of this recording was the last one that the folder waited for.
     """
 
     level = "statistics"
     folders: tuple[Path, ...] = ()
 
-    def __init__(self, folder: StatisticsFolder, indices: Iterable[int], excess: float = 3.0) -> None:
-        self.folder, self.excess = folder, excess
-        self._indices = iter(indices)
+    def __init__(self, folder: StatisticsFolder, indices: Iterable[int]) -> None:
+        self.folder, self.indices, self.completed_the_folder = folder, iter(indices), False
         self._counters: list[PromptCounter] = []
         self._stack: tuple[str, str] | None = None
-
-    @property
-    def completed_the_folder(self) -> bool:
-        """Whether a prompt of this recording was the last one that the folder waited for."""
-        return any(one.completed_the_folder for one in self._counters)
 
     def open(self, manifests: Sequence[dict[str, Any]], several: bool) -> list[PromptCounter]:
         for manifest in manifests:
@@ -115,14 +108,14 @@ class StatisticsDestination:
                 what = f"keep='statistics' counts one stack of layers, found a second one ({name})"
                 raise CallError(f"{what}; use keep='columns'")
             self._stack = stack
-            counted, prompt = [one for one in self._counters if one.counted], (manifest["prompt"], manifest["seed"])
-            for other in [one.manifest for one in counted[:1]]:
-                both = (settings_of(one["sampler"], one["hidden"]) for one in (other, manifest))
-                expect_one_setting("statistics", *both)
-            if None not in prompt and prompt in [(one.manifest["prompt"], one.manifest["seed"]) for one in counted]:
+            counted = [one.manifest for one in self._counters if one.counted]
+            prompt = manifest["prompt"], manifest["seed"]
+            if counted:
+                expect_one_setting("statistics", *((one["sampler"], one["hidden"]) for one in (counted[0], manifest)))
+            if None not in prompt and prompt in [(one["prompt"], one["seed"]) for one in counted]:
                 what = f"keep='statistics' counts each prompt once, found {prompt[0]!r} again"
                 raise CallError(f"{what}; leave it out, or use another seed")
-        counters = [PromptCounter(self.folder, self._indices, manifest, self.excess) for manifest in manifests]
+        counters = [PromptCounter(self, manifest) for manifest in manifests]
         self._counters += counters
         return counters
 
@@ -131,14 +124,14 @@ StepWriter = TraceWriter | PromptCounter
 Destination = TraceFolders | StatisticsDestination
 
 
-def settings_of(sampler: Mapping[str, Any], hidden: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what prompts must share to be pooled: the sampler's settings without the seed, and the rules of hiding."""
-    sampler = {name: value for name, value in sampler.items() if name != "seed"}
-    return {"sampler": sampler, "hide": [one.get("rules") for one in hidden]}
-
-
-def expect_one_setting(keep: str, first: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Raise CallError where a prompt has other settings than the first one of a recording that pools prompts."""
+def expect_one_setting(keep: str, *settings: tuple[Mapping[str, Any], Iterable[Mapping[str, Any]]]) -> None:
+    """Raise CallError where a prompt differs from the first one of a recording that pools prompts, in the sampler's
+    settings, but for the seed, or in the rules of hiding.
+    """
+    first, mine = (
+        {"sampler": {**sampler, "seed": None}, "hide": [one.get("rules") for one in hidden]}
+        for sampler, hidden in settings
+    )
     if (other := next(differences(first, mine), None)) is not None:
         change = difference_in_words(*other, "expected {name} {old!r} as for the first prompt, found {new!r}")
         raise CallError(f"keep={keep!r} pools prompts of one setting: {change}; use a folder for each setting")

@@ -26,14 +26,14 @@ from sinkscope.attention import (
     StepContext,
     StepResult,
     Watcher,
-    current_session,
     subscribed,
     upload,
 )
+from sinkscope.attention.session import sessions
 from sinkscope.errors import CallError, TraceError
 from sinkscope.models import Model, block_length
 from sinkscope.models.fingerprints import SameWeights
-from sinkscope.recorder.destinations import expect_one_setting, settings_of
+from sinkscope.recorder.destinations import expect_one_setting
 from sinkscope.recorder.step_recorder import plain_values
 from sinkscope.runs.files import with_checksum, write_whole
 from sinkscope.sinks.definition import excess_of
@@ -57,21 +57,19 @@ def drift_document(
     by_layer = interval_of_means(heads.reshape(len(values), -1))
     shape = heads.shape[1:]
     rows = []
-    for measure, name in enumerate(MEASURES):
-        for lag, steps in enumerate(lags):
-            for at, kind in enumerate(CLASSES):
-                place = (measure, lag, at)
-                layers = {which: getattr(by_layer, which).reshape(shape)[place] for which in ("mean", "low", "high")}
-                rows.append(
-                    {
-                        "measure": name,
-                        "lag": steps,
-                        "class": kind,
-                        "positions": int(sum(count[lag, at].sum() for count in counts) // max(1, counts[0].shape[-1])),
-                        "by_layer": {which: list(map(known, one)) for which, one in layers.items()},
-                        "by_layer_and_head": [list(map(known, one)) for one in in_heads[place]],
-                    }
-                )
+    for place in np.ndindex(shape[:3]):
+        measure, lag, at = place
+        layers = {which: getattr(by_layer, which).reshape(shape)[place] for which in ("mean", "low", "high")}
+        rows.append(
+            {
+                "measure": MEASURES[measure],
+                "lag": lags[lag],
+                "class": CLASSES[at],
+                "positions": int(sum(count[lag, at].sum() for count in counts) // max(1, counts[0].shape[-1])),
+                "by_layer": {which: list(map(known, one)) for which, one in layers.items()},
+                "by_layer_and_head": [list(map(known, one)) for one in in_heads[place]],
+            }
+        )
     return {"prompts": len(values), "lags": list(lags), "classes": list(CLASSES), "drift": rows}
 
 
@@ -88,21 +86,16 @@ def drift_table(document: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-LAGS = (1, 8)
-"""Steps between the two times that are compared."""
-
-TOO_FEW = "expected 2 steps or more, found 1; write a longer text, or fewer tokens a step"
-
-
 class DriftRecorder(Watcher):
-    """Adds up the drift of keys and values over the steps of each prompt of a diffusion model.
+    """Adds up the drift of keys and values over the steps of each prompt of a diffusion model; ``lags`` are the steps
+    between the two times that are compared.
 
     Attributes:
         sums, counts: of the prompts that are complete, see `drift_document`.
-        sampler, hidden: settings and rules, alike for all prompts but for the seed.
+        sampler, hidden: settings and rules, alike for all prompts but for the seed and the effect.
     """
 
-    def __init__(self, model: Model, lags: Sequence[int] = LAGS) -> None:
+    def __init__(self, model: Model, lags: Sequence[int] = (1, 8)) -> None:
         self.model, self.lags = model, tuple(lags)
         self.sums: list[np.ndarray] = []
         self.counts: list[np.ndarray] = []
@@ -113,7 +106,6 @@ class DriftRecorder(Watcher):
         self._weights = SameWeights(model.network)
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Prepare for the prompts of a generation."""
         self._past: deque[tuple[StepContext, list[tuple[Tensor, Tensor]]]] = deque(maxlen=max(self.lags))
         self._context: StepContext | None = None
         sampler, name = dict(start.sampler), self.model.family.name
@@ -122,12 +114,11 @@ class DriftRecorder(Watcher):
             found = f"{name} with {'blocks' if blocks else 'no blocks'} and cache {cache}"
             raise CallError(f"keep: drift needs a canvas that every step computes again, found {found}")
         self._weights.check("keep='drift' adds up prompts of one network")
-        session = current_session(self.model.network)
-        hiders = [one for one in (() if session is None else session.subscribers) if isinstance(one, Hider)]
-        mine = settings_of(sampler, [plain_values(one.describe(0)) for one in hiders])
+        hiders = [one for one in sessions[self.model.network].subscribers if isinstance(one, Hider)]
+        hidden = [plain_values(one.describe(0)) for one in hiders]
         if self.sums:
-            expect_one_setting("drift", settings_of(self.sampler, [{"rules": one} for one in self.hidden]), mine)
-        self.sampler, self.hidden = sampler, mine["hide"]
+            expect_one_setting("drift", (self.sampler, self.hidden), (sampler, hidden))
+        self.sampler, self.hidden = sampler, hidden
         layers, heads = self.model.card.layers, self.model.card.kv_heads
         shape = (len(start.prompt_lengths), len(MEASURES), len(self.lags), len(CLASSES), layers, heads)
         self._sums = torch.zeros(shape, dtype=torch.float64, device="cpu")
@@ -136,13 +127,11 @@ class DriftRecorder(Watcher):
     def begin_step(self, context: StepContext) -> None:
         """Note the canvas of a step, as far as it is recorded; under guidance half of its rows are not."""
         rows = torch.tensor(context.rows, device="cpu")
-        here = upload(rows, context.tokens.device)
-        self._rows, self._layers = here, list[tuple[Tensor, Tensor]]()
-        tokens, masked, lengths = context.tokens[here], context.masked[here], context.lengths[rows]
-        self._context = StepContext(tokens, masked, lengths, tuple(range(len(rows))), context.prompts)
+        self._rows, self._layers = upload(rows, context.tokens.device), list[tuple[Tensor, Tensor]]()
+        tokens, masked = context.tokens[self._rows], context.masked[self._rows]
+        self._context = StepContext(tokens, masked, context.lengths[rows], tuple(range(len(rows))), context.prompts)
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        """Compare a layer's keys and values with those of the earlier steps."""
         context = self._context
         if context is None:
             return
@@ -152,7 +141,10 @@ class DriftRecorder(Watcher):
             return
         width, device = context.tokens.shape[1], context.tokens.device
         real = torch.arange(width, device=device) >= width - context.lengths.to(device)[:, None]
-        sink = _sinks(columns.sums[:, :, 0][self._rows], call.key.shape[1], real)
+        placed = columns.sums[:, :, 0][self._rows].float().masked_fill(~real[:, None], torch.nan).cpu().numpy()
+        with np.errstate(invalid="ignore"):
+            over = torch.from_numpy(np.asarray(excess_of(placed)) > EXCESS).to(device)
+        sink = over.unflatten(1, (call.key.shape[1], -1)).any(2)  # in some head that reads these keys
         places = torch.tensor(context.prompts, device="cpu")
         for number, lag in enumerate(self.lags):
             if lag > len(self._past):
@@ -171,26 +163,16 @@ class DriftRecorder(Watcher):
             self._counts[:, number, :, layer].index_add_(0, places, members.sum(-1).cpu())
 
     def end_step(self, result: StepResult | None) -> None:
-        """Keep the step's keys and values for the next ones."""
         if self._context is not None:
             self._past.append((self._context, self._layers))
         self._context = None
 
     def end_generation(self, failed: bool) -> None:
-        """Add the prompts of a generation that ran to its end."""
         if not failed:
             self.sums += list(self._sums.numpy())
             self.counts += list(self._counts.numpy())
         self._past.clear()
         self._context = None
-
-
-def _sinks(sums: Tensor, kv_heads: int, real: Tensor) -> Tensor:
-    """Return where Eq. 3 finds a sink in some head that reads a head of keys, bool [batch, kv_head, position]."""
-    placed = sums.float().masked_fill(~real[:, None], torch.nan).cpu().numpy()
-    with np.errstate(invalid="ignore"):
-        over = np.asarray(excess_of(placed)) > EXCESS
-    return torch.from_numpy(over).to(sums.device).unflatten(1, (kv_heads, -1)).any(2)
 
 
 def measures(then: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> list[Tensor]:
@@ -216,10 +198,11 @@ def recording_drift(model: Model, folder: Path) -> Iterator[DriftRecorder]:
     if not recorder.sums:
         return
     if not any(count.any() for count in recorder.counts):
-        raise CallError(f"keep: drift lies between a step and a later one, {TOO_FEW}")
-    found = drift_document(recorder.sums, recorder.counts, recorder.lags)
-    document = with_checksum(
-        {"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler, "hidden": recorder.hidden, **found}
+        raise CallError("keep: drift lies between two steps, found one; write a longer text, or fewer tokens a step")
+    document = {"format": 1, "model": model.card.as_dict(), "sampler": recorder.sampler}
+    document |= {"hidden": [one.get("rules") for one in recorder.hidden]}
+    document |= drift_document(recorder.sums, recorder.counts, recorder.lags)
+    write_whole(
+        folder / DRIFT, (json.dumps(with_checksum(document)) + "\n").encode(), TraceError, "choose another folder"
     )
-    write_whole(folder / DRIFT, (json.dumps(document) + "\n").encode(), TraceError, "choose another folder")
     recorder.folders, recorder.has_recorded = (folder,), True

@@ -17,7 +17,6 @@ from sinkscope.runs.folder import claimed_folder
 from sinkscope.traces.statistics_folder import StatisticsFolder
 from sinkscope.traces.writing import room_in
 
-FEW = 8
 Level = Literal["columns", "top", "statistics", "drift"]
 
 
@@ -28,7 +27,7 @@ def recording(
     *,
     numbered: bool = False,
     keep: Level = "columns",
-    top: int = FEW,
+    top: int = 8,
     tokenizer: Any = None,
     overwrite: bool = False,
 ) -> Iterator[Recorder]:
@@ -41,13 +40,11 @@ def recording(
             network of several stacks (encoder and decoder) makes numbered traces in it.
         numbered: numbers the traces even when there is only one.
         keep: ``columns`` (everything), ``top`` (the largest columns of each head and where they are), ``statistics``
-            (counts and means over all prompts, in one small folder; see `sinkscope.statistics.Summary`), or ``drift``
-            (how far keys and values move between steps, see `recorder.drift_recorder`; for a diffusion `Model`
-            without a cache).
+            (counts and means over all prompts, see `sinkscope.statistics.Summary`), or ``drift`` (how far keys and
+            values move between steps, see `recorder.drift_recorder`; for a diffusion `Model` without a cache).
         top: how many columns of each head ``top`` keeps.
         tokenizer: a transformers tokenizer, which gives the tokens of another module than a `Model` their texts.
-        overwrite: deletes the trace, statistics or drift that ``out`` holds; a folder with anything else in it is
-            refused.
+        overwrite: deletes the trace, statistics or drift that ``out`` holds, where it holds nothing else.
 
     Raises:
         CallError: the folder holds something already, nothing was generated in the body, or an unknown level.

@@ -1,6 +1,6 @@
 """The recorder of a model: it measures every layer of a step and brings it to the writer of each prompt.
 
-A step is one call of a stack, the module that owns the layers. Its way:
+The way of a step:
 
 1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
 2. ``end_step``: the layers are stacked and sent to the host, on a GPU without waiting (`async_writer`).
@@ -32,8 +32,8 @@ from sinkscope.attention import (
     StepContext,
     StepResult,
     Watcher,
-    current_session,
 )
+from sinkscope.attention.session import sessions
 from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import SameWeights, were_changed
@@ -43,7 +43,6 @@ from sinkscope.recorder.step_tensors import (
     LayerTensors,
     PartStep,
     StackPart,
-    canvas_after,
     check_numbers,
     in_batch,
     join_devices,
@@ -55,8 +54,7 @@ from sinkscope.recorder.step_tensors import (
 from sinkscope.sinks.definition import text_of
 
 CONTEXT = ("tokens", "masked", "lengths")
-RESULT = ("written", "predicted", "confidence")
-"""Tensors of a `StepContext` and of a `StepResult` that are brought to the host."""
+"""Tensors of a `StepContext` that are brought to the host."""
 MOST_HELD = 256 << 20
 """Bytes that the prompts of a batch may keep in memory, all together, before their parts of a trace are closed."""
 
@@ -106,11 +104,9 @@ class Recorder(Watcher):
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Folders of the traces so far, in order."""
         return self.destination.folders
 
     def begin_generation(self, start: GenerationStart) -> None:
-        """Prepare for a generation; its traces appear on disk with their first step."""
         card = None if self.model is None else self.model.card
         if card is not None and None not in (card.mask_id, start.mask_id) and card.mask_id != start.mask_id:
             raise CallError(f"mask_id: expected {card.mask_id}, the mask of {card.name}, found {start.mask_id}")
@@ -119,15 +115,11 @@ class Recorder(Watcher):
         self._start, self._prompts, self._last_contexts, self._hiders, self._paths = start, {}, {}, {}, {}
 
     def begin_step(self, context: StepContext) -> None:
-        """Keep the canvas of a step, and which subscribers hide keys."""
         self._context, self._measured = context, {}
-        session = current_session(self.network)
-        if session is not None:
-            self._hiders.update((id(one), one) for one in session.subscribers if isinstance(one, Hider))
+        self._hiders |= {id(one): one for one in sessions[self.network].subscribers if isinstance(one, Hider)}
 
     @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        """Keep a layer's measurements until the step ends."""
         if self._context is None:  # a sampler may call the network outside its steps; such a call is not recorded
             return
         part = StackPart(call.stack, call.crossing)
@@ -181,7 +173,8 @@ class Recorder(Watcher):
             sent = {(number, name): one for number, device in enumerate(stacked) for name, one in device.items()}
             sent |= {(-1, name): getattr(step.context, name) for name in CONTEXT}
             if result is not None and not part.crossing:
-                sent |= {(-1, name): one for name in RESULT if (one := getattr(result, name)) is not None}
+                names = ("written", "predicted", "confidence")
+                sent |= {(-1, name): one for name in names if (one := getattr(result, name)) is not None}
             landed = partial(self._write_step, self._prompts[part], step, list(measured))
             self._async_writer.send(sent, landed)
             self._last_contexts[part.stack] = context
@@ -194,15 +187,17 @@ class Recorder(Watcher):
         parts: dict[int, dict[str, Tensor]] = {}
         for (number, name), one in sent.items():
             parts.setdefault(number, {})[name] = one
-        given = parts.pop(-1)
+        result = parts.pop(-1)
         stacked = join_devices(list(parts.values()))
-        step = replace(step, context=replace(step.context, **{name: given.pop(name) for name in CONTEXT}))
-        result = StepResult(**given) if given else None
+        step = replace(step, context=replace(step.context, **{name: result.pop(name) for name in CONTEXT}))
         for row, number in zip(step.context.rows, step.context.prompts, strict=True):
             prompt = prompts[number]
             arrays = prompt_arrays(step, row, stacked, result, prompt.running)
             check_numbers(stacked["column_sums"][:, row], arrays, layers, prompt.steps)
-            prompt.canvas = canvas_after(arrays)
+            prompt.canvas, written = arrays["tokens"], arrays.get("written")
+            if written is not None:  # an autoregressive step writes one position more
+                more = len(written) - len(prompt.canvas)
+                prompt.canvas = np.where(written >= 0, written, np.pad(prompt.canvas, (0, more), constant_values=-1))
             prompt.steps += 1
             seen = {*np.unique(arrays["tokens"]).tolist(), *np.unique(prompt.canvas).tolist()}
             if not seen <= prompt.tokens:
@@ -238,8 +233,8 @@ class Recorder(Watcher):
     def _open(
         self, part: StackPart, step: PartStep, start: GenerationStart, measured: dict[str, LayerTensors]
     ) -> dict[int, _Prompt]:
-        context, session = step.context, current_session(self.network)
-        several = len(start.prompt_lengths) > 1 or (session is not None and len(session.stacks) > 1)
+        context = step.context
+        several = len(start.prompt_lengths) > 1 or len(sessions[self.network].stacks) > 1
         lengths = context.prompt_lengths or start.prompt_lengths
         heads = next(iter(measured.values()))["sums"].shape[1]
         parameter = next(self.network.parameters(), torch.empty(0))
@@ -280,7 +275,7 @@ class Recorder(Watcher):
                     "hidden": self._hidden(number),
                     "prompts_asked": self.prompts_asked,
                     "stack": part.stack,
-                    "attends_to": step.source if part.crossing else part.stack,
+                    "attends_to": step.source,
                     "attention": "+".join(sorted(self._paths[part])),
                 }
             )

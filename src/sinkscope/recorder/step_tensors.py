@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sinkscope.attention import Columns, GenerationStart, KeyNorms, LayerCall, StepContext, StepResult, norms_of
+from sinkscope.attention import Columns, GenerationStart, KeyNorms, LayerCall, StepContext, norms_of
 from sinkscope.errors import AttentionError
 from sinkscope.sinks.followed_columns import WINDOW
 
@@ -124,20 +124,21 @@ class StackPart(NamedTuple):
 
 @dataclass(frozen=True)
 class PartStep:
-    """A step of one part of a stack; ``crossing`` where the tokens are another stack's, ``source``, where it is known.
+    """A step of one part of a stack.
 
     Attributes:
         context: input of the step. For a crossing part the tokens that are attended to, and the lengths of their rows.
         queries: tokens that attend, left padding included; ``all_queries``: none of the canvas was left to a cache.
         causal: whether column sums are running sums over the steps.
+        source: the stack whose tokens they are, where it is known; another one for a ``crossing`` part.
     """
 
     context: StepContext
     queries: int
     all_queries: bool
     causal: bool
-    crossing: bool = False
-    source: str | None = None
+    crossing: bool
+    source: str | None
 
 
 def part_step(
@@ -147,14 +148,13 @@ def part_step(
     start: GenerationStart,
     last_contexts: Mapping[str, StepContext],
 ) -> PartStep:
-    """Return the step of one part of a stack, given any of its layers and the stack's input.
-
-    A crossing part attends to the tokens of one of the other stacks, of which this is the newest step.
+    """Return the step of one part of a stack, given any of its layers and the stack's input; a crossing part attends to
+    the newest tokens of another stack.
     """
     queries, causal = layer["self_attention"].shape[-1], start.causal if context.causal is None else context.causal
     all_queries = queries == context.tokens.shape[1]
     if not part.crossing:
-        return PartStep(context, queries, all_queries, causal)
+        return PartStep(context, queries, all_queries, causal, False, part.stack)
     shape = (layer["sums"].shape[0], layer["sums"].shape[-1])
     fitting = [name for name, one in last_contexts.items() if name != part.stack and one.tokens.shape == shape]
     source = fitting[-1] if fitting else None
@@ -173,10 +173,11 @@ def part_step(
 
 
 def prompt_arrays(
-    step: PartStep, row: int, stacked: Mapping[str, Tensor], result: StepResult | None, running: dict[str, Tensor]
+    step: PartStep, row: int, stacked: Mapping[str, Tensor], result: Mapping[str, Tensor], running: dict[str, Tensor]
 ) -> dict[str, np.ndarray]:
     """Return the arrays of one prompt, a row of the batch, as in `axes.TRACE_AXES` without the step axis, from tensors
-    [layer, batch, …] on the host and its ``running`` sums over the steps before (causal models), which are changed.
+    [layer, batch, …] on the host and its ``running`` sums over the steps before (causal models), which are changed;
+    ``result``: the known tensors of the `StepResult`.
     """
     context = step.context
     width, length = context.tokens.shape[1], int(context.lengths[row])
@@ -201,23 +202,9 @@ def prompt_arrays(
         arrays.update(accumulate(running, arrays, step.all_queries))
     for name in (one for one in PER_QUERY if one in arrays):  # NaN where nothing was computed
         arrays[name] = pad(arrays[name], (length - arrays[name].shape[-1], 0), value=torch.nan)
-    if result is not None:
-        arrays["written"] = result.written[row, padding:].to(torch.int32)
-        if result.predicted is not None:
-            arrays["predicted"] = result.predicted[row, padding:].to(torch.int32)
-        if result.confidence is not None:
-            arrays["confidence"] = result.confidence[row, padding:].float()
+    for name, one in result.items():
+        arrays[name] = one[row, padding:].to(torch.float32 if name == "confidence" else torch.int32)
     return {name: value.detach().cpu().contiguous().numpy() for name, value in arrays.items()}
-
-
-def canvas_after(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the canvas after a step, int32 [position]: its tokens, with those that it wrote."""
-    tokens, written = arrays["tokens"], arrays.get("written")
-    if written is None:
-        return tokens
-    after = np.full(len(written), -1, np.int32)
-    after[: len(tokens)] = tokens
-    return np.where(written >= 0, written, after)
 
 
 def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[str], step: int) -> None:
@@ -234,21 +221,12 @@ def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[s
 
 
 def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_queries: bool) -> dict[str, Tensor]:
-    """Return the sums of a step and the steps before it, ``running``, which are replaced by a step with all queries.
-
-    Column sums are added, per-query values appended, and norms of keys that are no longer visible kept.
+    """Return the sums of a step and the steps before it, ``running``, which are replaced by a step with all queries;
+    norms of keys that are no longer visible are kept.
     """
     if all_queries:
         running.clear()
-    columns = arrays["column_sums"].clone()
-    if "column_sums" in running:
-        before = running["column_sums"]
-        columns[..., : before.shape[-1]] += before
-    running["column_sums"] = columns
-    if "sink_token_columns" in arrays:
-        running["sink_token_columns"] = arrays["sink_token_columns"] + running.get("sink_token_columns", 0)
-    for name in (one for one in PER_QUERY if one in arrays):
-        running[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
+    running |= _with_earlier_queries(running, arrays)
     for name in (one for one in PER_KEY if one in arrays):
         now = arrays[name].clone()
         if name in running:
@@ -259,6 +237,18 @@ def accumulate(running: dict[str, Tensor], arrays: dict[str, Tensor], all_querie
     return dict(running)
 
 
+def _with_earlier_queries(running: dict[str, Tensor], arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return column sums with those of earlier queries, ``running``, and the values of each query behind theirs."""
+    found = {}
+    for name in (one for one in (*GROUPS, "sink_token_columns") if one in arrays):
+        found[name] = arrays[name].clone()
+        if name in running:
+            found[name][..., : running[name].shape[-1]] += running[name]
+    for name in (one for one in PER_QUERY if one in arrays):
+        found[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
+    return found
+
+
 def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: bool) -> dict[str, Tensor]:
     """Return the sums of a step of block diffusion and of the finished blocks before it.
 
@@ -266,13 +256,8 @@ def add_finished(running: dict[str, Tensor], arrays: dict[str, Tensor], final: b
     those of the step's queries, and of as many finished blocks before them as make 16 queries, the window in which
     sinks of autoregressive models are followed. Of a longer prompt, which is read at once, only the last row is known.
     """
-    made, queries, last = {}, arrays["self_attention"].shape[-1], arrays.pop("last_query")
-    for name in (one for one in (*GROUPS, "sink_token_columns") if one in arrays):
-        made[name] = arrays[name].clone()
-        if name in running:
-            made[name][..., : running[name].shape[-1]] += running[name]
-    for name in (one for one in PER_QUERY if one in arrays):
-        made[name] = torch.cat([running[name], arrays[name]], dim=-1) if name in running else arrays[name]
+    queries, last = arrays["self_attention"].shape[-1], arrays.pop("last_query")
+    made = _with_earlier_queries(running, arrays)
     many = queries > WINDOW and torch.equal(arrays["column_sums"], arrays["column_sums_prompt"])
     newest, size = (last, 1) if many else (arrays["column_sums"], queries)
     made["newest_columns"], held = newest.clone(), size

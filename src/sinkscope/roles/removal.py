@@ -69,7 +69,7 @@ class _Watch(Watcher):
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         sums = columns.sums[0, :, call.groups.index("all")]
-        norms: Any = self.projections.norms(call)
+        norms: Any = self.projections.key_norms(call).outputs
         values = call.value[0].float().norm(dim=-1).repeat_interleave(len(sums) // call.value.shape[1], dim=0)
         seen = call.seen()[0]  # type: ignore[misc]  # the layer has run
         uniform = (seen / seen.sum(-1, keepdim=True)).sum(-2) if self.causal else torch.zeros_like(sums[:1])
