@@ -126,13 +126,8 @@ def open_emergence(folder: str | Path) -> Emergence:
     if manifest.get("format") != FORMAT:
         raise TrainingError(f"{path}: {expected}, found something else")
     compare_checksum(manifest, path, TrainingError)
-    found, moments = measured_updates(folder), []
-    canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
-    shapes = {name: canvases if name.startswith("loss") else canvases + by_head for name in ARRAYS} | {"role": by_head}
+    found = measured_updates(folder)
     for update, path in found.items():
         compare_sealed(path, TrainingError, DAMAGED, update)
-        arrays = load_file(path)
-        if {"role": by_head} | {name: one.shape for name, one in arrays.items()} != shapes:
-            raise TrainingError(f"{path}: expected arrays of the shapes {shapes}; {DAMAGED}")
-        moments.append(Moment(**arrays))
-    return Emergence({name: value for name, value in manifest.items() if name != "checksum"}, (*found,), (*moments,))
+    about = {name: value for name, value in manifest.items() if name != "checksum"}
+    return Emergence(about, (*found,), tuple(Moment(**load_file(path)) for path in found.values()))

@@ -104,11 +104,11 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False) -
     """
     expect_model(model, unwatched=True)
     check_canvases(model, canvases)
-    modes = {part: part.training for part in model.network.modules()}
+    modes, found = {part: part.training for part in model.network.modules()}, None
     model.network.eval()
     try:
         with torch.random.fork_rng():
-            rows, found = [_of_canvas(model, one) for one in canvases], None
+            rows = [_of_canvas(model, one) for one in canvases]
             if roles:
                 found = np.full((model.card.layers, model.card.heads), -1, np.int8)
                 for head in find_roles_on(model, [one.probe for one in canvases]).heads:
@@ -180,15 +180,10 @@ class TrainingWatch:
             check_halves([one.probe for one in canvases])
         arrays = (array for one in canvases for array in (one.probe.tokens, one.probe.readers, one.targets))
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() + b"|" for array in arrays))
-        self._identity = {  # must be the same for a run to go on
-            "format": FORMAT,
-            "name": name,
-            "causal": self._model.family.causal,
-            "layers": self._model.card.layers,
-            "heads": self._model.card.heads,
-            "canvases": len(canvases),
-            "canvases_sha256": digest.hexdigest(),
-        }
+        card = self._model.card
+        about = {"name": name, "causal": self._model.family.causal, "layers": card.layers, "heads": card.heads}
+        sizes = {"canvases": len(canvases), "canvases_sha256": digest.hexdigest()}
+        self._identity = {"format": FORMAT, **about, **sizes}  # must be the same for a run to go on
         with self._opened():  # before the training begins
             pass
 

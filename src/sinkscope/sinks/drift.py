@@ -57,8 +57,8 @@ class MainMoves:
             before, after = main[step, layer, head], main[step + 1, layer, head]
             swapped[step, layer, head] = is_sink(step, layer, head, after) & is_sink(step + 1, layer, head, before)
         distance = np.where(swapped, 0, distance)
-        counts = (one.sum(axis=0) for one in (both, distance != 0, swapped))
-        return cls(distance, *counts, slopes(as_positions(main)))
+        pairs, moves, swaps = (one.sum(axis=0) for one in (both, distance != 0, swapped))
+        return cls(distance, pairs, moves, swaps, slopes(as_positions(main)))
 
 
 def relative_positions(
@@ -70,14 +70,12 @@ def relative_positions(
     """Return the positions of the main sinks minus that of one of `FRONTIERS`; NaN where one is missing."""
     position = as_positions(main)
     if frontier == "nearest_mask":
-        near = nearest_masks(masked)
-        at = np.take_along_axis(near, np.maximum(main, 0).reshape(len(main), -1), axis=1).reshape(main.shape)
-        return position - at
+        places = np.maximum(main, 0).reshape(len(main), -1)
+        return position - np.take_along_axis(nearest_masks(masked), places, axis=1).reshape(main.shape)
     if frontier == "block_edge":
         return position - edges[:, None, None]
-    left, right = masked.argmax(axis=1), masked.shape[1] - 1 - masked[:, ::-1].argmax(axis=1)
-    at = np.where(masked.any(axis=1), left if frontier == "leftmost_mask" else right, np.nan)
-    return position - at[:, None, None]
+    at = masked.argmax(axis=1) if frontier == "leftmost_mask" else masked.shape[1] - 1 - masked[:, ::-1].argmax(axis=1)
+    return position - np.where(masked.any(axis=1), at, np.nan)[:, None, None]
 
 
 def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray, "step position"]:
@@ -118,10 +116,6 @@ class Episodes:
     last: Int[np.ndarray, " episode"]
     kind: Int[np.ndarray, " episode"]
     successor: Int[np.ndarray, " episode"]
-
-    @property
-    def durations(self) -> Int[np.ndarray, " episode"]:
-        return self.last - self.first + 1
 
 
 def find_episodes(

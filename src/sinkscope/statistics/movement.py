@@ -20,7 +20,7 @@ from sinkscope.sinks.drift import (
 )
 from sinkscope.sinks.followed_columns import uncounted
 from sinkscope.sinks.tracking import fill_dips
-from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient
+from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient, ratio
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers
@@ -91,8 +91,8 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
     begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
     moves, swaps = (np.where(np.isnan(found.drift), np.nan, one) for one in (found.moves, found.swaps))
     travelled = np.abs(found.distance).sum(axis=0)
-    distances = [quotient(*one) for one in zip(travelled.sum(axis=1), found.moves.sum(axis=1), strict=True)]
-    stays = [quotient(*one) for one in zip(there.sum(axis=(0, 2)), begun.sum(axis=1), strict=True)]
+    distances = ratio(travelled.sum(axis=1), found.moves.sum(axis=1))
+    stays = ratio(there.sum(axis=(0, 2)), begun.sum(axis=1))
     values: Values = {
         ("movement.steps_with_sink", ()): float(counted.mean()),
         ("movement.moves_per_head", ()): mean(moves),
@@ -132,8 +132,9 @@ def track_kinds(prompt: PromptSummary) -> dict[str, Int[np.ndarray, "threshold l
             found = find_episodes(*rows, steps, prompt.tolerance, short_too=False, ordered=True)
             place = found.head // heads * kinds + found.kind
             tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
-            lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
-            rank = found.head * (steps + 1) - found.durations
+            durations = found.last - found.first + 1
+            lived[at] = np.bincount(place, durations, layers * kinds).reshape(layers, kinds)
+            rank = found.head * (steps + 1) - durations
             order = np.argsort(rank, kind="stable")  # ties to the track that comes first
             _, begins = np.unique(found.head[order], return_index=True)
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)
