@@ -7,7 +7,7 @@ update-000100.safetensors   the arrays of one `Moment`, sealed by a checksum
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,6 @@ class Moment:
     output_ratio: Float[np.ndarray, "canvas layer head"]
     sinks: Int[np.ndarray, "canvas layer head"]
     role: Int[np.ndarray, "layer head"] | None = None
-
-
-ARRAYS = tuple(field.name for field in fields(Moment))
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def write_moment(path: Path, update: int, moment: Moment, about: Mapping[str, st
     """Write a moment with the known checksums of its weights."""
     from safetensors.numpy import save
 
-    arrays = {name: np.asarray(one) for name in ARRAYS if (one := getattr(moment, name)) is not None}
+    arrays = {name: np.asarray(one) for name, one in vars(moment).items() if one is not None}
     known = {"update": str(update), **about, ROLES: str("role" in arrays)}
     content = save(arrays, {name: value for name, value in known.items() if value is not None})
     write_whole(path, sealed(content), TrainingError, "make room or choose another folder")

@@ -52,9 +52,10 @@ def hold_out(
     from the 64th on, or the last three quarters; with ``shift`` one place to the left. CallError without a reader.
     """
     found = []
-    free_places = predictable if predictable is not None else [np.ones(len(canvas), bool) for canvas in tokens]
-    for number, (canvas, free) in enumerate(zip(tokens, free_places, strict=True)):
-        canvas, free = np.array(canvas, np.int64), np.array(free, bool)
+    predictable = [True] * len(tokens) if predictable is None else predictable
+    for number, (canvas, free) in enumerate(zip(tokens, predictable, strict=True)):
+        canvas = np.array(canvas, np.int64)
+        free = np.array(np.broadcast_to(free, canvas.shape), bool)
         if mask_id is None:
             seen, chosen = canvas, free & (np.arange(len(canvas)) > min(FIRST_READ, len(canvas) // 4))
         else:

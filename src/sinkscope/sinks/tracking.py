@@ -246,12 +246,10 @@ def movement_test(
     found, main = MainMoves.of(main, is_sink), main[uncounted:]
     counted = ~np.isnan(found.drift)
     moves = swaps = drift = median = right = 0.0
+    null, block, rng = np.zeros((1, 2)), max(1, len(main)), np.random.default_rng(seed)
     if counted.any():
         moves, swaps, drifts = found.moves[counted].mean(), found.swaps[counted].mean(), found.drift[counted]
         drift, median, right = drifts.mean(), np.median(drifts), (drifts > 0).mean()
-    rng = np.random.default_rng(seed)
-    null, block = np.array([(moves, drift)]), max(1, len(main))
-    if len(main) > 1 and counted.any():
         block = min(block, int(np.ceil(2 * _stay(main))))
         places = _Places(main, is_sink, uncounted)
         null = np.empty((shuffles, 2))

@@ -25,7 +25,6 @@ from sinkscope.statistics.statistic import (
     Values,
     definition_of,
     has_every_sink,
-    held,
     order_of,
     short_name,
     summarise,
@@ -180,7 +179,7 @@ def analyse(
                 raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
             taken |= dict.fromkeys(marks, trace.folder)
         prompt = summarise(trace, thresholds, tolerance, training, rule)
-        manifest = held(trace, "manifest") or {}
+        manifest = getattr(trace, "manifest", None) or {}
         shared = _with(shared, manifest, f"{prompt.layers} layers × {prompt.heads} heads")
         texts.append(manifest.get("prompt"))
         rows.add(values_of(prompt))

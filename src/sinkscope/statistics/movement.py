@@ -65,8 +65,16 @@ class Movement(Statistic):
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             main, is_sink = prompt.main_at(threshold), prompt.is_sink_at(threshold)
-            of_threshold = {name: counts[prompt.thresholds.index(threshold)] for name, counts in kinds.items()}
-            values = main_sink_values(main, prompt.canvas, is_sink) | _kind_values(**of_threshold)
+            number = prompt.thresholds.index(threshold)
+            tracks, lived, heads = (kinds[name][number] for name in ("tracks", "lived", "heads"))
+            values = main_sink_values(main, prompt.canvas, is_sink)
+            values["movement.track_steps", ()] = quotient(lived.sum(), tracks.sum())
+            for one, kind in enumerate(HEAD_KINDS):
+                values["movement.longest_track", (("kind", kind),)] = float(heads[:, one].sum() / heads.sum())
+                for layer, share in enumerate((heads[:, one] / heads.sum(axis=1)).tolist()):
+                    values["movement.longest_track_in", (("layer", layer), ("kind", kind))] = share
+                if kind != "none":
+                    values["movement.tracks", (("kind", kind),)] = quotient(tracks[:, one].sum(), tracks.sum())
             if prompt.steps - prompt.uncounted < 2:  # too short to tell how long sinks last
                 values |= {key: np.nan for key in values if "track" in key[0] or "residence" in key[0]}
             return values
@@ -140,19 +148,6 @@ def track_kinds(prompt: PromptSummary) -> dict[str, Int[np.ndarray, "threshold l
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)
             longest[(*at, -1)] = heads - longest[at].sum(axis=1)
     return {"tracks": tracks, "lived": lived, "heads": longest}
-
-
-def _kind_values(
-    tracks: Int[np.ndarray, "layer kind"], lived: Int[np.ndarray, "layer kind"], heads: Int[np.ndarray, "layer kind"]
-) -> Values:
-    values: Values = {("movement.track_steps", ()): quotient(lived.sum(), tracks.sum())}
-    for one, kind in enumerate(HEAD_KINDS):
-        values["movement.longest_track", (("kind", kind),)] = float(heads[:, one].sum() / heads.sum())
-        for layer, share in enumerate((heads[:, one] / heads.sum(axis=1)).tolist()):
-            values["movement.longest_track_in", (("layer", layer), ("kind", kind))] = share
-        if kind != "none":
-            values["movement.tracks", (("kind", kind),)] = quotient(tracks[:, one].sum(), tracks.sum())
-    return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from sinkscope.sinks.definition import CLASSES
 from sinkscope.statistics.intervals import product, quotient
@@ -67,26 +67,15 @@ class Choices:
             step, _ = places = np.nonzero((main >= 0) & (main < width))
             counts = np.bincount(step * width + main[places], minlength=len(steps) * width)
             chosen.append(counts.reshape(len(steps), width))
-        classes = np.where(there, canvas.token_classes[indices], -1)
-        features = _features(classes, masked, canvas.lengths[steps], canvas.settings.prompt_length)
-        return cls(features.astype(np.float32), there, np.array(chosen, dtype=np.float32))
-
-
-def _features(
-    classes: Int[np.ndarray, "step position"],
-    masked: Bool[np.ndarray, "step position"],
-    lengths: Int[np.ndarray, " step"],
-    prompt_length: int,
-) -> Float[np.ndarray, "step position feature"]:
-    """Return the features of every position in the order of `BLOCKS`; distances as log(1 + positions), at most 1."""
-    width = masked.shape[1]
-    here = np.broadcast_to(np.arange(width), masked.shape)
-    right = np.maximum(lengths[:, None] - 1 - here, 0)
-    frontier = np.where(masked.any(axis=1), masked.argmax(axis=1), lengths)[:, None]
-    distances = [np.log1p(one) / np.log1p(width) for one in (here, right, np.abs(here - frontier))]
-    place = [here == 0, right == 0, *distances, here >= frontier, here < prompt_length]
-    words = [(classes == CLASSES.index(name)) & ~masked for name in _UNMASKED]
-    return np.stack([*words, *place, masked], axis=-1).astype(np.float64)
+        classes, lengths = np.where(there, canvas.token_classes[indices], -1), canvas.lengths[steps]
+        here = np.broadcast_to(np.arange(width), masked.shape)
+        right = np.maximum(lengths[:, None] - 1 - here, 0)
+        frontier = np.where(masked.any(axis=1), masked.argmax(axis=1), lengths)[:, None]
+        distances = [np.log1p(one) / np.log1p(width) for one in (here, right, np.abs(here - frontier))]  # at most 1
+        place = [here == 0, right == 0, *distances, here >= frontier, here < canvas.settings.prompt_length]
+        words = [(classes == CLASSES.index(name)) & ~masked for name in _UNMASKED]
+        features = np.stack([*words, *place, masked], axis=-1, dtype=np.float32, casting="unsafe")  # as `BLOCKS`
+        return cls(features, there, np.array(chosen, dtype=np.float32))
 
 
 def fit_choices(

@@ -5,7 +5,7 @@ are quarters of a query's worth, of many prompts up to 64; beyond, eight to an o
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -183,7 +183,7 @@ class LayerSinks:
 
     def at(self, threshold: Threshold) -> "LayerSinks":
         chosen = (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
-        return LayerSinks(*(getattr(self, one.name)[chosen] for one in fields(self)))
+        return LayerSinks(*(one[chosen] for one in vars(self).values()))
 
     def contains(self, step: np.ndarray, head: np.ndarray, key: np.ndarray) -> Bool[np.ndarray, " asked"]:
         """Return whether keys are sinks in these steps and heads."""
