@@ -52,10 +52,9 @@ def hold_out(
     from the 64th on, or the last three quarters; with ``shift`` one place to the left. CallError without a reader.
     """
     found = []
-    predictable = [True] * len(tokens) if predictable is None else predictable
-    for number, (canvas, free) in enumerate(zip(tokens, predictable, strict=True)):
-        canvas = np.array(canvas, np.int64)
-        free = np.array(np.broadcast_to(free, canvas.shape), bool)
+    free_places = predictable if predictable is not None else [np.ones(len(canvas), bool) for canvas in tokens]
+    for number, (canvas, free) in enumerate(zip(tokens, free_places, strict=True)):
+        canvas, free = np.array(canvas, np.int64), np.array(free, bool)
         if mask_id is None:
             seen, chosen = canvas, free & (np.arange(len(canvas)) > min(FIRST_READ, len(canvas) // 4))
         else:
@@ -105,11 +104,11 @@ def measure(model: Model, canvases: Sequence[HeldOut], *, roles: bool = False) -
     """
     expect_model(model, unwatched=True)
     check_canvases(model, canvases)
-    modes, found = {part: part.training for part in model.network.modules()}, None
+    modes = {part: part.training for part in model.network.modules()}
     model.network.eval()
     try:
         with torch.random.fork_rng():
-            rows = [_of_canvas(model, one) for one in canvases]
+            rows, found = [_of_canvas(model, one) for one in canvases], None
             if roles:
                 found = np.full((model.card.layers, model.card.heads), -1, np.int8)
                 for head in find_roles_on(model, [one.probe for one in canvases]).heads:

@@ -132,13 +132,12 @@ def find_episodes(
         order = np.lexsort((step, position, head))
         step, head, position = (one[order] for one in (step, head, position))
     step, head, position = (np.asarray(one, dtype=np.int64) for one in (step, head, position))
-    fresh = np.ones(len(step), dtype=bool)
-    fresh[1:] = (head[1:] != head[:-1]) | (position[1:] != position[:-1]) | (step[1:] - step[:-1] > 1 + tolerance)
+    fresh = (np.diff(head, prepend=-1) != 0) | (np.diff(position, prepend=-1) != 0)
+    fresh |= np.diff(step, prepend=-1) > 1 + tolerance
     start = np.flatnonzero(fresh)
     end = np.append(start[1:], len(step))[: len(start)] - 1
     head, position, first, last = head[start], position[start], step[start], step[end]
-    again = np.zeros(len(start), dtype=bool)
-    again[:-1] = (head[1:] == head[:-1]) & (position[1:] == position[:-1])
+    again = (np.diff(head, append=-1) == 0) & (np.diff(position, append=-1) == 0)
     order = np.argsort((head * (steps + 1) + first) * (int(position.max(initial=0)) + 1) + position, kind="stable")
     head, position, first, last, again = (one[order] for one in (head, position, first, last, again))
     static = last - first + 1 >= STATIC_SHARE * steps

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError
 from sinkscope.sinks.definition import uniform_rows
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW, uncounted
@@ -223,9 +223,7 @@ class PromptFeed:
                 self._known_from = (next(least), next(least))
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
-        """Return the summary of all steps; ``vocabulary``: {token: how it reads}. SinkscopeError without a step."""
-        if not self._canvas:
-            raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
+        """Return the summary of all steps, one at least; ``vocabulary``: {token: how it reads}."""
         width, steps = max(len(tokens) for tokens, _, _ in self._canvas), len(self._canvas)
         by_step, candidates = stack_steps([one for one, *_ in self._kept]), [one for *_, one in self._kept]
         _, layers, heads = by_step.top.shape
