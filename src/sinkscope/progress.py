@@ -57,8 +57,8 @@ def show_stages(name: str) -> Iterator[Callable[[str, int, int], None]]:
 def show_progress(
     total: int, name: str, units: str, *, done: int = 0, shown: bool = True, smoothing: float = 0.3
 ) -> Iterator[Progress]:
-    """Show on standard error how many of ``total`` pieces (``units``) of the work ``name`` are done, while the body runs;
-    ``done`` of them were done before.
+    """Show on standard error how many of ``total`` pieces (``units``) of the work ``name`` are done as the body runs,
+    ``done`` of them before.
     """
     from tqdm import tqdm
 

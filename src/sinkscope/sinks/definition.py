@@ -63,7 +63,7 @@ def excess_in(
 def check_excess(excess: float, unit: str) -> None:
     """Raise CallError for an unknown unit, a threshold below 0 or NaN, or ε ≥ 1 on means."""
     if unit not in UNITS or not 0 <= excess < (1 if unit == "mean" else np.inf):
-        why = "on means 1 can never hold, a mean is a share of attention; paper 1's ε = 3 is meant in sums, 'queries'"
+        why = "on means 1 can never hold, as they are shares of attention; paper 1's ε = 3 is meant in sums, 'queries'"
         raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, found {excess} in {unit}; {why}")
 
 

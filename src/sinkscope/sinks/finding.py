@@ -88,7 +88,7 @@ class Sinks:
         return [dict(zip(names, row, strict=True)) for row in zip(*(one.tolist() for one in columns), strict=True)]
 
 
-def rule_of(causal: bool, manifest: Mapping[str, Any], asked: Rule | None) -> Rule:
+def rule_of(causal: bool, manifest: Mapping[str, Any] = {}, asked: Rule | None = None) -> Rule:
     """Return the rule asked for in causal self-attention (``uniform`` by default); else Eq. 3, which is the same."""
     return (asked or "uniform") if causal and not attends_elsewhere(manifest) else "eq3"
 

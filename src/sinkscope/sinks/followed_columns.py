@@ -156,7 +156,9 @@ def columns_add_up(manifest: Mapping[str, Any], trace: Trace | None = None) -> b
         return False
     if trace is None:
         return not (manifest.get("model") or {}).get("sink_token")
-    if "sink_token_columns" in trace.tensors or "hidden_norms" not in trace.tensors:
-        return "sink_token_columns" not in trace.tensors
+    if "sink_token_columns" in trace.tensors:
+        return False
+    if "hidden_norms" not in trace.tensors:
+        return True
     counts = count_queries(np.zeros(0), np.asarray(trace.hidden_norms[:]))
     return bool((counts == np.asarray(trace.lengths[:])[:, None]).all())
