@@ -66,11 +66,10 @@ TRACE_UNITS: dict[str, str] = {
     "sink_token_columns": "queries' worth of attention; with column_sums, sums to the number of queries",
 }
 for _name in TOPPED:
-    TRACE_UNITS[f"top_{_name}"] = f"{TRACE_UNITS[_name].partition(';')[0]}; the largest of a head"
+    _unit = TRACE_UNITS[_name].partition(";")[0]
+    TRACE_UNITS[f"top_{_name}"] = f"{_unit}; the largest of a head"
     TRACE_UNITS[f"top_{_name}_key"] = "position, -1 where the canvas has fewer tokens"
-    TRACE_UNITS[f"rest_{_name}"] = (
-        f"{TRACE_UNITS[_name].partition(';')[0]}; mean of the others, NaN where there is none"
-    )
+    TRACE_UNITS[f"rest_{_name}"] = f"{_unit}; mean of the others, NaN where there is none"
 
 
 def lacks_key_heads(norms: Float[np.ndarray, "*any kv_head key"]) -> bool:

@@ -11,7 +11,10 @@ def main() -> None:
     """Run ``sinkscope COMMAND …`` and exit: 0 done, 1 the work failed, 2 the call was wrong, 130 interrupted."""
     debug = "--debug" in sys.argv
     try:
-        _print_utf8()
+        for stream in (sys.stdout, sys.stderr):  # UTF-8 whatever the locale, but what a terminal shows
+            change: Any = getattr(stream, "reconfigure", None)  # a stream that stands in for another may have none
+            if change is not None:
+                change(errors="replace") if stream.isatty() else change(encoding="utf-8", errors="backslashreplace")
         try:
             _run([one for one in sys.argv[1:] if one != "--debug"])
         finally:
@@ -42,23 +45,18 @@ def _message_and_status(error: Exception) -> tuple[str, int]:
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1
 
 
-def _print_utf8() -> None:
-    """Print UTF-8 whatever the locale; on a terminal that shows less, replace the rest."""
-    for stream in (sys.stdout, sys.stderr):
-        change: Any = getattr(stream, "reconfigure", None)  # a stream that stands in for another may have none
-        if change is not None:
-            change(errors="replace") if stream.isatty() else change(encoding="utf-8", errors="backslashreplace")
-
-
 def _run(arguments: list[str]) -> None:
-    from sinkscope.commands import COMMANDS, find_command
+    from sinkscope.commands import COMMANDS, find_command, summary
     from sinkscope.errors import CallError
 
     if arguments[:1] == ["help"] and len(arguments) > 1:  # `help sinks` is `sinks --help`
         arguments = [*arguments[1:], "--help"]
     name, *rest = arguments or ["help"]
     if name in ("-h", "--help", "help"):
-        print(_overview())
+        width = max(map(len, COMMANDS))
+        lines = (f"  {command:<{width}}  {summary(command)}" for command in COMMANDS)
+        print("sinkscope: see, test and fix the attention sinks of diffusion language models\n", *lines, sep="\n")
+        print("\n`sinkscope COMMAND --help` shows its options.")
     elif name in ("-V", "--version"):
         from importlib.metadata import version
 
@@ -71,22 +69,6 @@ def _run(arguments: list[str]) -> None:
         tyro.cli(find_command(name), prog=f"sinkscope {name}", args=rest, config=config).run()
     else:
         raise CallError(f"no command {name!r}; expected one of {', '.join(COMMANDS)}")
-
-
-def _overview() -> str:
-    """Return the help that lists every command with the first line of its docstring."""
-    from sinkscope.commands import COMMANDS, summary
-
-    width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "sinkscope: see, test and fix the attention sinks of diffusion language models",
-            "",
-            *(f"  {name:<{width}}  {summary(name)}" for name in COMMANDS),
-            "",
-            "`sinkscope COMMAND --help` shows its options.",
-        ]
-    )
 
 
 def _fail(message: str, status: int, debug: bool) -> None:

@@ -1,14 +1,4 @@
-"""The exceptions of sinkscope.
-
-SinkscopeError
-├── CallError (ValueError)     the call was wrong: an argument, a name, a setting (exit status 2)
-├── ModelError                 a model folder that cannot be used
-├── AttentionError             attention that sinkscope does not model
-├── TraceError                 a trace that cannot be read or written
-│   └── MissingTensorError (AttributeError)   a tensor that a trace does not hold
-├── TrainingError              a training run that cannot go on
-└── EvaluationError            an evaluation that cannot go on
-"""
+"""The exceptions of sinkscope; a command ends with status 2 after a `CallError`, with 1 after any other."""
 
 
 class SinkscopeError(Exception):

@@ -15,12 +15,8 @@ Kind = TypeVar("Kind")
 def find_kinds(
     package: str, base: type[Kind], is_one: Callable[[type[Kind]], bool], group: str, expected: str
 ) -> Iterator[type[Kind]]:
-    """Yield the classes that extend a base class and pass ``is_one``, each from the module that defines it.
-
-    Args:
-        package: whose modules are searched first.
-        group: of entry points, by which installed packages declare a class, or a module with classes.
-        expected: of an entry point, for the error.
+    """Yield the classes that extend a base class and pass ``is_one``, of the modules of ``package`` and of the entry
+    points ``group``, by which installed packages declare a class, or a module with classes (``expected``).
     """
     for module in pkgutil.iter_modules(import_module(package).__path__):
         yield from _kinds_in(import_module(f"{package}.{module.name}"), base, is_one)

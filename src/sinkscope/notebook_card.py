@@ -27,16 +27,10 @@ def card(
     more: int = 0,
     most: int = MOST_ROWS,
 ) -> str:
-    """Return a heading, some facts, and a table.
-
-    Args:
-        facts: name → value; those without a value are left out.
-        rows: of the table; those beyond ``most`` are counted only, with ``more`` that were not given.
-    """
+    """Return a heading, facts that have a value, and a table; rows beyond ``most`` are counted only, with ``more``."""
     parts = ['<div style="font-size:90%;line-height:1.45">', f"<b>{_text(title, 5 * MOST_LETTERS)}</b>"]
-    for name, value in facts.items():
-        if value is not None:
-            parts.append(f"<br>{_text(name)}: {_text(value, 5 * MOST_LETTERS)}")
+    known = {name: value for name, value in facts.items() if value is not None}
+    parts += [f"<br>{_text(name)}: {_text(value, 5 * MOST_LETTERS)}" for name, value in known.items()]
     if rows:
         head = "".join(f'<th style="{_CELL}">{_text(name)}</th>' for name in columns)
         parts.append(f'<table style="border-collapse:collapse;margin-top:4px"><thead><tr>{head}</tr></thead><tbody>')

@@ -37,9 +37,8 @@ class _Lines:
 
 @contextmanager
 def show_stages(name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Give a function that takes a unit of work, how much is done and how much is expected, and shows a bar for it.
-
-    The time left follows from the mean speed so far, as pieces differ in size.
+    """Give a function that takes a unit of work, how much is done and how much is expected, and shows a bar for it; the
+    time left follows from the mean speed so far, as pieces differ in size.
     """
     shown: dict[str, Any] = {}
     with ExitStack() as bars:
@@ -58,10 +57,8 @@ def show_stages(name: str) -> Iterator[Callable[[str, int, int], None]]:
 def show_progress(
     total: int, name: str, units: str, *, done: int = 0, shown: bool = True, smoothing: float = 0.3
 ) -> Iterator[Progress]:
-    """Show on standard error how far the work ``name`` has come, while the body runs.
-
-    Args:
-        total: number of pieces, such as ``steps`` (``units``); ``done`` of them were done before.
+    """Show on standard error how many of ``total`` pieces (``units``) of the work ``name`` are done as the body runs,
+    ``done`` of them before.
     """
     from tqdm import tqdm
 
@@ -69,16 +66,8 @@ def show_progress(
     if not (sys.stderr.isatty() or in_notebook()):
         form = f"{{desc}}: {{n:,}} of {{total:,}} {units}, {{elapsed}} so far, about {{remaining}} left{{postfix}}"
         how = {"file": _Lines(), "mininterval": SECONDS, "delay": SECONDS, "miniters": 1, "bar_format": form}
-    with tqdm(
-        total=total,
-        initial=done,
-        desc=printable(name),
-        unit=f" {units}",
-        disable=not shown,
-        dynamic_ncols=True,
-        smoothing=smoothing,
-        **how,
-    ) as bar:
+    how |= {"initial": done, "desc": printable(name), "unit": f" {units}", "disable": not shown}
+    with tqdm(total=total, dynamic_ncols=True, smoothing=smoothing, **how) as bar:
         yield Progress(bar)
 
 

@@ -4,7 +4,7 @@ import torch
 from closeness import assert_close
 
 from sinkscope.errors import CallError
-from sinkscope.sinks import excess_of, in_unit, is_sink, last_query_window, running_mean
+from sinkscope.sinks import excess_of, in_unit, is_sink, last_query_window
 
 STEPS, LAYERS, HEADS, KEYS = 4, 2, 3, 11
 
@@ -85,13 +85,3 @@ def test_the_window_sums_the_newest_rows(window):
             expected[..., : first + back] += rows[back, ..., : first + back]
         assert_close(found[step, ..., :length], expected, terms=window)
         assert np.isnan(found[step, ..., length:]).all()
-
-
-def test_the_running_mean_is_over_all_steps_so_far_with_this_key():
-    columns = make_columns(lengths=(KEYS - 2, KEYS - 1, *(KEYS,) * (STEPS - 2)))
-    found = running_mean(columns)
-    assert found.dtype == np.float32 and (np.isnan(found) == np.isnan(columns)).all()
-    for step in range(STEPS):
-        there = ~np.isnan(columns[step, 0, 0])
-        expected = np.nanmean(columns[: step + 1][..., there], axis=0)
-        assert_close(found[step][..., there], expected, terms=STEPS, dtype=torch.float32)

@@ -5,7 +5,7 @@ import pytest
 from planted import DOT, NEWLINE, THE, make_trace, sink_at, values_at, within_binomial
 
 from sinkscope.statistics import Threshold, summarise
-from sinkscope.statistics.agreement import Agreement, Pattern, PromptAgreement, head_agreement
+from sinkscope.statistics.agreement import Agreement, Pattern, head_agreement, prompt_agreement
 
 POINT = Threshold(3.0)
 
@@ -55,10 +55,10 @@ def test_agreement_of_prompts_is_that_of_all_pairs_of_heads():
 def test_heads_that_are_shuffled_in_every_prompt_agree_no_better_than_others_at_the_stated_rate():
     low, means = [], []
     for seed in range(60):
-        rng, collected = np.random.default_rng(seed), PromptAgreement()
+        rng = np.random.default_rng(seed)
         base = rng.dirichlet(np.full(5, 0.3), 12)
-        collected.places = collected.tokens = [base[rng.permutation(12)] for _ in range(8)]
-        found = collected.result()["agreement.prompts_place_over_other_heads"]
+        shuffled = [base[None, rng.permutation(12)] for _ in range(8)]
+        found = prompt_agreement([Pattern(one, one) for one in shuffled])["agreement.prompts_place_over_other_heads"]
         means.append(found[0])
         low.append(found[1])
     assert within_binomial(int((np.array(low) > 0).sum()), 60, rate=0.05)

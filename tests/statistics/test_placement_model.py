@@ -9,9 +9,9 @@ from sinkscope.statistics.placement_model import (
     MOST_STEPS,
     RIDGE,
     Choices,
-    PlacementModel,
     bits_per_choice,
     fit_choices,
+    held_out_gains,
 )
 
 POINT = Threshold(3.0)
@@ -46,7 +46,7 @@ def test_the_fit_is_that_of_scipys_minimiser():
 
 def prompts(place, count=6, steps=20, heads=4):
     """Choice sets of prompts whose main sink is drawn by ``place(rng, canvas, masked)``."""
-    model = PlacementModel()
+    found = []
     for seed in range(count):
         rng = np.random.default_rng([seed, 7])
         tokens = np.where(rng.random(30) < 0.15, NEWLINE, THE)
@@ -55,12 +55,12 @@ def prompts(place, count=6, steps=20, heads=4):
             [[[place(rng, blank.tokens[step], blank.masked[step]) for _ in range(heads)]] for step in range(steps)]
         )
         trace = make_trace(sink_at(position), tokens=tokens, order="random", seed=seed)
-        model.add(Choices.of(summarise(trace, [POINT])))
-    return model
+        found.append(Choices.of(summarise(trace, [POINT])))
+    return found
 
 
-def means(model):
-    return {name: float(np.nanmean(gains)) for name, gains in model.result(0).items()}
+def means(choices):
+    return {name: float(np.nanmean(gains)) for name, gains in held_out_gains(choices, 0).items()}
 
 
 def one_of(rng, where, width=30):
@@ -85,11 +85,10 @@ def test_sinks_near_the_right_end_are_positional():
 def test_sinks_anywhere_gain_nothing_on_held_out_prompts_at_the_stated_rate():
     rejected = dict.fromkeys(("all", "class", "position", "mask_state"), 0)
     for seed in range(6):
-        model = PlacementModel()
-        for one in range(6):
-            trace = make_trace(random_columns(100 * seed + one, steps=8, layers=1, heads=3), seed=seed)
-            model.add(Choices.of(summarise(trace, [POINT])))
-        for name, gains in model.result(0).items():
+        traces = [
+            make_trace(random_columns(100 * seed + one, steps=8, layers=1, heads=3), seed=seed) for one in range(6)
+        ]
+        for name, gains in held_out_gains([Choices.of(summarise(one, [POINT])) for one in traces], 0).items():
             rejected[name] += interval_of_means(gains[:, None], resamples=400).low[0] > 0
     assert max(rejected.values()) <= 1  # of 6, at 2.5 % on this side
 

@@ -7,7 +7,7 @@ update-000100.safetensors   the arrays of one `Moment`, sealed by a checksum
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,6 @@ class Moment:
     output_ratio: Float[np.ndarray, "canvas layer head"]
     sinks: Int[np.ndarray, "canvas layer head"]
     role: Int[np.ndarray, "layer head"] | None = None
-
-
-ARRAYS = tuple(field.name for field in fields(Moment))
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def write_moment(path: Path, update: int, moment: Moment, about: Mapping[str, st
     """Write a moment with the known checksums of its weights."""
     from safetensors.numpy import save
 
-    arrays = {name: np.asarray(one) for name in ARRAYS if (one := getattr(moment, name)) is not None}
+    arrays = {name: np.asarray(one) for name, one in vars(moment).items() if one is not None}
     known = {"update": str(update), **about, ROLES: str("role" in arrays)}
     content = save(arrays, {name: value for name, value in known.items() if value is not None})
     write_whole(path, sealed(content), TrainingError, "make room or choose another folder")
@@ -126,13 +123,8 @@ def open_emergence(folder: str | Path) -> Emergence:
     if manifest.get("format") != FORMAT:
         raise TrainingError(f"{path}: {expected}, found something else")
     compare_checksum(manifest, path, TrainingError)
-    found, moments = measured_updates(folder), []
-    canvases, by_head = (manifest["canvases"],), (manifest["layers"], manifest["heads"])
-    shapes = {name: canvases if name.startswith("loss") else canvases + by_head for name in ARRAYS} | {"role": by_head}
+    found = measured_updates(folder)
     for update, path in found.items():
         compare_sealed(path, TrainingError, DAMAGED, update)
-        arrays = load_file(path)
-        if {"role": by_head} | {name: one.shape for name, one in arrays.items()} != shapes:
-            raise TrainingError(f"{path}: expected arrays of the shapes {shapes}; {DAMAGED}")
-        moments.append(Moment(**arrays))
-    return Emergence({name: value for name, value in manifest.items() if name != "checksum"}, (*found,), (*moments,))
+    about = {name: value for name, value in manifest.items() if name != "checksum"}
+    return Emergence(about, (*found,), tuple(Moment(**load_file(path)) for path in found.values()))

@@ -180,15 +180,10 @@ class TrainingWatch:
             check_halves([one.probe for one in canvases])
         arrays = (array for one in canvases for array in (one.probe.tokens, one.probe.readers, one.targets))
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() + b"|" for array in arrays))
-        self._identity = {  # must be the same for a run to go on
-            "format": FORMAT,
-            "name": name,
-            "causal": self._model.family.causal,
-            "layers": self._model.card.layers,
-            "heads": self._model.card.heads,
-            "canvases": len(canvases),
-            "canvases_sha256": digest.hexdigest(),
-        }
+        card = self._model.card
+        about = {"name": name, "causal": self._model.family.causal, "layers": card.layers, "heads": card.heads}
+        sizes = {"canvases": len(canvases), "canvases_sha256": digest.hexdigest()}
+        self._identity = {"format": FORMAT, **about, **sizes}  # must be the same for a run to go on
         with self._opened():  # before the training begins
             pass
 

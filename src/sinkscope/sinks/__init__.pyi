@@ -8,7 +8,6 @@ from .definition import (
     in_unit as in_unit,
     is_sink as is_sink,
     last_query_window as last_query_window,
-    running_mean as running_mean,
     visible_query_mean as visible_query_mean,
 )
 from .finding import Sinks as Sinks, find_sinks as find_sinks

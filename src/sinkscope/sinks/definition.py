@@ -63,9 +63,7 @@ def excess_in(
 def check_excess(excess: float, unit: str) -> None:
     """Raise CallError for an unknown unit, a threshold below 0 or NaN, or ε ≥ 1 on means."""
     if unit not in UNITS or not 0 <= excess < (1 if unit == "mean" else np.inf):
-        why = (
-            "on means 1 can never hold, as a mean is a share of attention; paper 1's ε = 3 is meant in sums, 'queries'"
-        )
+        why = "on means 1 can never hold, as they are shares of attention; paper 1's ε = 3 is meant in sums, 'queries'"
         raise CallError(f"expected an excess from 0 upwards in {', '.join(UNITS)}, found {excess} in {unit}; {why}")
 
 
@@ -76,8 +74,7 @@ def is_sink(
     ``excess``, ε in that unit. CallError: see `check_excess`.
     """
     check_excess(excess, unit)
-    with np.errstate(invalid="ignore"):
-        return excess_of(in_unit(columns, unit)) > excess
+    return excess_of(in_unit(columns, unit)) > excess
 
 
 def visible_query_mean(
@@ -93,8 +90,7 @@ def visible_query_mean(
 
 def reach_of(last_query: Float[np.ndarray, "*step layer head key"]) -> Int[np.ndarray, "*step layer"]:
     """Return how many keys the newest query of a layer sees, behind a sliding window fewer than all."""
-    with np.errstate(invalid="ignore"):
-        seen = (last_query > 0).any(axis=-2)
+    seen = (last_query > 0).any(axis=-2)
     length = (~np.isnan(last_query[..., 0, :])).sum(axis=-1)
     newest = length - seen.argmax(axis=-1)
     return np.where(seen.sum(axis=-1) == newest, newest, length)
@@ -124,13 +120,6 @@ def last_query_window(
     summed = np.cumsum(rows, axis=0, dtype=np.float64)
     summed[window:] = summed[window:] - summed[:-window].copy() if len(summed) > window else summed[window:]
     return np.where(np.isnan(last_query), np.nan, summed).astype(np.float32)
-
-
-def running_mean(columns: Float[np.ndarray, "step layer head key"]) -> Float[np.ndarray, "step layer head key"]:
-    """Columns averaged over all steps so far with this key, as an autoregressive model's running sums show them."""
-    there = ~np.isnan(columns)
-    total = np.cumsum(np.where(there, columns, 0), axis=0, dtype=np.float64)
-    return np.where(there, total / np.maximum(np.cumsum(there, axis=0), 1), np.nan).astype(columns.dtype)
 
 
 CLASSES = ("mask", "newline", "white space", "punctuation", "special", "digit", "word")

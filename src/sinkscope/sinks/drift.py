@@ -57,8 +57,8 @@ class MainMoves:
             before, after = main[step, layer, head], main[step + 1, layer, head]
             swapped[step, layer, head] = is_sink(step, layer, head, after) & is_sink(step + 1, layer, head, before)
         distance = np.where(swapped, 0, distance)
-        counts = (one.sum(axis=0) for one in (both, distance != 0, swapped))
-        return cls(distance, *counts, slopes(as_positions(main)))
+        pairs, moves, swaps = (one.sum(axis=0) for one in (both, distance != 0, swapped))
+        return cls(distance, pairs, moves, swaps, slopes(as_positions(main)))
 
 
 def relative_positions(
@@ -70,14 +70,12 @@ def relative_positions(
     """Return the positions of the main sinks minus that of one of `FRONTIERS`; NaN where one is missing."""
     position = as_positions(main)
     if frontier == "nearest_mask":
-        near = nearest_masks(masked)
-        at = np.take_along_axis(near, np.maximum(main, 0).reshape(len(main), -1), axis=1).reshape(main.shape)
-        return position - at
+        places = np.maximum(main, 0).reshape(len(main), -1)
+        return position - np.take_along_axis(nearest_masks(masked), places, axis=1).reshape(main.shape)
     if frontier == "block_edge":
         return position - edges[:, None, None]
-    left, right = masked.argmax(axis=1), masked.shape[1] - 1 - masked[:, ::-1].argmax(axis=1)
-    at = np.where(masked.any(axis=1), left if frontier == "leftmost_mask" else right, np.nan)
-    return position - at[:, None, None]
+    at = masked.argmax(axis=1) if frontier == "leftmost_mask" else masked.shape[1] - 1 - masked[:, ::-1].argmax(axis=1)
+    return position - np.where(masked.any(axis=1), at, np.nan)[:, None, None]
 
 
 def nearest_masks(masked: Bool[np.ndarray, "step position"]) -> Float[np.ndarray, "step position"]:
@@ -119,10 +117,6 @@ class Episodes:
     kind: Int[np.ndarray, " episode"]
     successor: Int[np.ndarray, " episode"]
 
-    @property
-    def durations(self) -> Int[np.ndarray, " episode"]:
-        return self.last - self.first + 1
-
 
 def find_episodes(
     step: Int[np.ndarray, " sink"],
@@ -138,13 +132,12 @@ def find_episodes(
         order = np.lexsort((step, position, head))
         step, head, position = (one[order] for one in (step, head, position))
     step, head, position = (np.asarray(one, dtype=np.int64) for one in (step, head, position))
-    fresh = np.ones(len(step), dtype=bool)
-    fresh[1:] = (head[1:] != head[:-1]) | (position[1:] != position[:-1]) | (step[1:] - step[:-1] > 1 + tolerance)
+    fresh = (np.diff(head, prepend=-1) != 0) | (np.diff(position, prepend=-1) != 0)
+    fresh |= np.diff(step, prepend=-1) > 1 + tolerance
     start = np.flatnonzero(fresh)
     end = np.append(start[1:], len(step))[: len(start)] - 1
     head, position, first, last = head[start], position[start], step[start], step[end]
-    again = np.zeros(len(start), dtype=bool)
-    again[:-1] = (head[1:] == head[:-1]) & (position[1:] == position[:-1])
+    again = (np.diff(head, append=-1) == 0) & (np.diff(position, append=-1) == 0)
     order = np.argsort((head * (steps + 1) + first) * (int(position.max(initial=0)) + 1) + position, kind="stable")
     head, position, first, last, again = (one[order] for one in (head, position, first, last, again))
     static = last - first + 1 >= STATIC_SHARE * steps

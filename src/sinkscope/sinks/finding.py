@@ -70,36 +70,27 @@ class Sinks:
         return sorted(rows, key=lambda row: -row[2])
 
     def _repr_html_(self) -> str:
-        steps, layers, heads, _ = self.shape
-        places = self.places()
-        rows = [
-            (position, repr(self.vocabulary.get(str(token), f"<{token}>")), count, f"{mean:.1f}", f"{seen:.3f}")
-            for position, token, count, mean, seen in places[:MOST_ROWS]
-        ]
-        facts = {
-            "threshold": f"more than {self.threshold:g} {self.unit} above {RULE_TEXTS[self.rule]}",
-            "share of all columns": f"{self.selected_share:.2%}",
-        }
+        (steps, layers, heads, _), places, rows = self.shape, self.places(), []
+        for position, token, count, mean, seen in places[:MOST_ROWS]:
+            text = self.vocabulary.get(str(token), f"<{token}>")
+            rows.append((position, repr(text), count, f"{mean:.1f}", f"{seen:.3f}"))
+        threshold = f"more than {self.threshold:g} {self.unit} above {RULE_TEXTS[self.rule]}"
+        facts = {"threshold": threshold, "share of all columns": f"{self.selected_share:.2%}"}
         columns = ("position", "token", "times a sink", "mean column", "a query that sees it")
         shape = f"{counted(steps, 'step')}, {counted(layers, 'layer')} × {counted(heads, 'head')}"
         return card(f"{counted(len(self), 'sink', ',')} in {shape}", facts, columns, rows, len(places) - len(rows))
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one plain record for each sink, as ``sinkscope sinks --json`` prints them."""
-        whole, rounded = ("step", "layer", "head", "position", "token"), ("column_sum", "excess", "visible_query_mean")
-        columns = [getattr(self, name) for name in whole]
-        columns += [getattr(self, name).astype(float).round(4) for name in rounded]
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [dict(zip((*whole, *rounded), row, strict=True)) for row in rows]
+        names = ("step", "layer", "head", "position", "token", "column_sum", "excess", "visible_query_mean")
+        columns = [getattr(self, name) for name in names[:5]]
+        columns += [getattr(self, name).astype(float).round(4) for name in names[5:]]
+        return [dict(zip(names, row, strict=True)) for row in zip(*(one.tolist() for one in columns), strict=True)]
 
 
-def rule_of(causal: bool, crossing: bool = False, asked: Rule | None = None) -> Rule:
+def rule_of(causal: bool, manifest: Mapping[str, Any] = {}, asked: Rule | None = None) -> Rule:
     """Return the rule asked for in causal self-attention (``uniform`` by default); else Eq. 3, which is the same."""
-    return (asked or "uniform") if causal and not crossing else "eq3"
-
-
-def _rule_in(recorded: Recorded, asked: Rule | None) -> Rule:
-    return rule_of(recorded.causal, attends_elsewhere(getattr(recorded, "manifest", None) or {}), asked)
+    return (asked or "uniform") if causal and not attends_elsewhere(manifest) else "eq3"
 
 
 def followed_sinks(
@@ -109,12 +100,11 @@ def followed_sinks(
     columns, expected, filled = Followed.of(recorded).columns(recorded, layers, heads), None, np.ones(1)
     if recorded.causal and unit == "queries":
         filled = np.minimum(np.arange(recorded.steps) + 1, WINDOW) / WINDOW
-    if _rule_in(recorded, rule) == "uniform":
+    if rule_of(recorded.causal, getattr(recorded, "manifest", None) or {}, rule) == "uniform":
         rows = np.asarray(recorded.last_query[:, layers], np.float32)
         expected = last_query_window(uniform_rows(rows), WINDOW)
     over = excess_in(columns, unit, expected) / filled[:, None, None, None]
-    with np.errstate(invalid="ignore"):
-        there = over > excess
+    there = over > excess
     there[: uncounted(recorded.causal, recorded.steps)] = False
     return columns, there, columns if expected is None else over
 
@@ -136,18 +126,16 @@ def find_sinks(
     columns = np.array(recorded.column_sums[:], dtype=np.float32)  # a copy, since a caller may fill arrays anew
     check_reach(excess, unit, np.nansum(columns, axis=-1), columns.shape[-1])
     tokens, followed = np.asarray(recorded.tokens[:]), Followed.of(recorded)
-    rule, uniform = _rule_in(recorded, rule), None
+    manifest, uniform = getattr(recorded, "manifest", None) or {}, None
+    rule = rule_of(recorded.causal, manifest, rule)
     if rule == "uniform":
         uniform = np.zeros((*columns.shape[:2], 1, columns.shape[-1]))
         for step, reach in enumerate(reach_of(np.asarray(recorded.last_query[:]))):
             length = int((~np.isnan(columns[step, 0, 0])).sum())
             uniform[step, ..., :length] = uniform_columns(length, reach)
     excesses = excess_in(columns, unit, uniform)
-    with np.errstate(invalid="ignore"):
-        selected = excesses > excess
-    moving = (columns, selected, columns)
-    if followed.newest:
-        moving = followed_sinks(recorded, excess, unit, rule)
+    selected = excesses > excess  # false for NaN
+    followed_in = followed_sinks(recorded, excess, unit, rule) if followed.newest else (columns, selected, columns)
     step, layer, head, position = np.nonzero(selected)
     return Sinks(
         step=step,
@@ -163,12 +151,12 @@ def find_sinks(
         shape=columns.shape,  # type: ignore[arg-type]
         selected_share=float(selected.sum() / max(1, (~np.isnan(columns)).sum())),
         source=followed.source,
-        columns=moving[0],
-        moving=moving[1],
-        ranked=moving[2],
+        columns=followed_in[0],
+        moving=followed_in[1],
+        ranked=followed_in[2],
         rule=rule,
         uncounted=uncounted(recorded.causal, recorded.steps),
-        vocabulary=(getattr(recorded, "manifest", None) or {}).get("vocabulary", {}),
+        vocabulary=manifest.get("vocabulary", {}),
     )
 
 

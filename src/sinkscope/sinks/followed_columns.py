@@ -15,8 +15,7 @@ from sinkscope.sinks.definition import last_query_window, reach_of, visible_quer
 from sinkscope.traces.reading import Trace, attends_elsewhere, hidden_rules
 
 WINDOW = 16
-"""Newest queries whose columns are followed."""
-"""Fewer in the first steps, which count in nothing that is followed (see `uncounted`)."""
+"""Newest queries whose columns are followed; the first steps have fewer (see `uncounted`)."""
 BLOCKS = f"newest blocks of {WINDOW} or more queries"
 
 
@@ -60,27 +59,24 @@ class Followed:
 
     @property
     def kind(self) -> str:
-        """The kind of model: diffusion, block diffusion or autoregressive."""
-        kinds = {"column_sums": "diffusion", "newest_columns": "block diffusion", "last_query": "autoregressive"}
-        return kinds[self.tensor]
+        """The kind of model."""
+        return {"newest_columns": "block diffusion", "last_query": "autoregressive"}.get(self.tensor, "diffusion")
 
     @property
     def queries_text(self) -> str:
         """Words for the queries whose attention it holds."""
-        newest = {"last_query": f"the {WINDOW} newest queries", "newest_columns": f"the {BLOCKS}"}
-        return newest.get(self.tensor, "all queries")
+        return self.words(WINDOW)
 
     def words(self, steps: int) -> str:
         """Words for the queries, fewer in a causal trace of few steps."""
-        few = self.tensor == "last_query" and steps < WINDOW
-        return (f"the {steps} newest queries" if steps > 1 else "the newest query") if few else self.queries_text
+        few = f"the {min(steps, WINDOW)} newest queries" if steps > 1 else "the newest query"
+        return {"last_query": few, "newest_columns": f"the {BLOCKS}"}.get(self.tensor, "all queries")
 
     @property
     def source(self) -> str:
         """Text that names it, as ``sinkscope tracks`` prints it."""
-        return self.tensor + {"last_query": f", window of {WINDOW}", "newest_columns": f", {BLOCKS}"}.get(
-            self.tensor, ""
-        )
+        more = {"last_query": f", window of {WINDOW}", "newest_columns": f", {BLOCKS}"}
+        return self.tensor + more.get(self.tensor, "")
 
     def columns(
         self, recorded: Recorded, layers: slice = slice(None), heads: slice = slice(None)

@@ -86,9 +86,8 @@ class Tracks:
         return sorted(found, key=lambda one: (-one.moves, -one.swaps, one.layer, one.head))
 
     def _repr_html_(self) -> str:
-        facts = {
-            kind.replace("_", " "): f"{count:,} ({KIND_MEANINGS[kind]})" for kind, count in self.kinds.items() if count
-        }
+        counts = {kind: count for kind, count in self.kinds.items() if count}
+        facts = {kind.replace("_", " "): f"{count:,} ({KIND_MEANINGS[kind]})" for kind, count in counts.items()}
         rows = []
         for one in self.moving[:MOST_ROWS]:
             drift = None if one.drift_per_step is None else f"{one.drift_per_step:+.2f}"
@@ -110,8 +109,6 @@ def main_sinks(
     columns: Float[np.ndarray, "step layer head key"], selected: Bool[np.ndarray, "step layer head key"]
 ) -> Int[np.ndarray, "step layer head"]:
     """Return the position of the largest column that is a sink, ties to the lower position; −1 where none is."""
-    if not columns.shape[-1]:
-        return np.full(columns.shape[:-1], -1)
     lowest = np.finfo(columns.dtype).min  # so that a sink is chosen whatever its column
     strongest = np.where(selected, np.maximum(columns, lowest), -np.inf).argmax(axis=-1)
     return np.where(selected.any(axis=-1), strongest, -1)
@@ -122,9 +119,8 @@ def track(sinks: Sinks, tolerance: int = 0) -> Tracks:
     before, (steps, _, heads) = sinks.uncounted, sinks.moving.shape[:3]
     step, layer, head, position = np.nonzero(sinks.moving[before:])
     episodes = find_episodes(step, layer * heads + head, position, steps - before, tolerance)
-    found = []
-    columns = (episodes.head, episodes.position, episodes.first, episodes.last, episodes.kind, episodes.successor)
-    for number, at, first, last, kind, successor in zip(*(column.tolist() for column in columns), strict=True):
+    found, columns = [], (getattr(episodes, name).tolist() for name in vars(episodes))
+    for number, at, first, last, kind, successor in zip(*columns, strict=True):
         following = successor if successor >= 0 else None
         distance = None if following is None else int(episodes.position[following]) - at
         place = (number // heads, number % heads, at, before + first, before + last)
@@ -161,9 +157,11 @@ def head_movement(main: Int[np.ndarray, "step layer head"], is_sink: IsSink | No
     """Return the movement of every head; arguments as those of `MainMoves.of`."""
     found, with_sink = MainMoves.of(main, is_sink), (main >= 0).sum(axis=0)
     heads = []
-    for at, drift in np.ndenumerate(found.drift):
-        moves, swaps, steps = (int(one[at]) for one in (found.moves, found.swaps, with_sink))
-        heads.append(HeadMovement(*at, moves, swaps, None if np.isnan(drift) else float(drift), steps))
+    for layer, head in np.ndindex(found.drift.shape):
+        moves, swaps, drift, steps = (
+            one[layer, head].item() for one in (found.moves, found.swaps, found.drift, with_sink)
+        )
+        heads.append(HeadMovement(layer, head, moves, swaps, None if np.isnan(drift) else drift, steps))
     return heads
 
 
@@ -248,12 +246,10 @@ def movement_test(
     found, main = MainMoves.of(main, is_sink), main[uncounted:]
     counted = ~np.isnan(found.drift)
     moves = swaps = drift = median = right = 0.0
+    null, block, rng = np.zeros((1, 2)), max(1, len(main)), np.random.default_rng(seed)
     if counted.any():
         moves, swaps, drifts = found.moves[counted].mean(), found.swaps[counted].mean(), found.drift[counted]
         drift, median, right = drifts.mean(), np.median(drifts), (drifts > 0).mean()
-    rng = np.random.default_rng(seed)
-    null, block = np.array([(moves, drift)]), max(1, len(main))
-    if len(main) > 1 and counted.any():
         block = min(block, int(np.ceil(2 * _stay(main))))
         places = _Places(main, is_sink, uncounted)
         null = np.empty((shuffles, 2))
@@ -362,10 +358,9 @@ def averaged_moves(
         newest = last_query_window(rows, size)[sizes[-1] - 1 :]
         expected = None if uniform is None else last_query_window(uniform, size)[sizes[-1] - 1 :]
         excess = excess_in(newest, "mean", expected)
-        with np.errstate(invalid="ignore"):
-            there = excess > share
+        there = excess > share
         moved = MainMoves.of(main_sinks(excess, there), SinksIn(there))
         heads = ~np.isnan(moved.drift)
-        means = (float(one[heads].mean()) if heads.any() else None for one in (moved.moves, moved.swaps))
-        found.append(AveragedMoves(size * queries, share, *means, int(heads.sum()), len(newest)))
+        moves, swaps = (float(one[heads].mean()) if heads.any() else None for one in (moved.moves, moved.swaps))
+        found.append(AveragedMoves(size * queries, share, moves, swaps, int(heads.sum()), len(newest)))
     return found

@@ -1,6 +1,7 @@
 """Agreement: do heads and layers share a main sink, and does a head keep its pattern from prompt to prompt?"""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ SAME = "LLaDA's patterns are consistent (§4.2)"
 
 
 class Agreement(Statistic):
-    """Whether the main sinks of two heads stand at one position; between prompts see `PromptAgreement`."""
+    """Whether the main sinks of two heads stand at one position; between prompts see `prompt_agreement`."""
 
     order = 3
     definitions: ClassVar = {
@@ -78,28 +79,18 @@ class Pattern:
         return cls(*shares)
 
 
-@dataclass(eq=False)
-class PromptAgreement:
-    """The probability that a head's main sinks in two prompts (of the first 128) match, and the excess over others'."""
-
-    places: list[np.ndarray] = field(default_factory=list)
-    tokens: list[np.ndarray] = field(default_factory=list)
-
-    def add(self, pattern: Pattern) -> None:
-        if len(self.places) < MOST_PROMPTS:
-            self.places.append(pattern.place.reshape(-1, TENTHS))
-            self.tokens.append(pattern.token.reshape(-1, len(CLASSES)))
-
-    def result(self, seed: int = 0) -> dict[str, tuple[float, float, float, int]]:
-        """Return {name: (mean over pairs of prompts, low, high, prompts that have a sink)}."""
-        found = {}
-        for name, patterns in (("place", self.places), ("class", self.tokens)):
-            own, weight, over, over_weight = head_agreement(np.array(patterns))
-            having = sum(bool(one.any()) for one in patterns)
-            for ending, one, pairs in (("", own, weight), ("_over_other_heads", over, over_weight)):
-                estimate = interval_of_pairs(one * pairs, pairs, seed=seed)
-                found[f"agreement.prompts_{name}{ending}"] = (*estimate, having)
-        return found
+def prompt_agreement(prompts: Sequence[Pattern], seed: int = 0) -> dict[str, tuple[float, float, float, int]]:
+    """Return the probability that a head's main sinks in two prompts match, and the excess over other heads':
+    {name: (mean over pairs of prompts, low, high, prompts that have a sink)}.
+    """
+    found = {}
+    for name, patterns in (("place", [one.place for one in prompts]), ("class", [one.token for one in prompts])):
+        own, weight, over, over_weight = head_agreement(np.array([one.reshape(-1, one.shape[-1]) for one in patterns]))
+        having = sum(bool(one.any()) for one in patterns)
+        for ending, one, pairs in (("", own, weight), ("_over_other_heads", over, over_weight)):
+            estimate = interval_of_pairs(one * pairs, pairs, seed=seed)
+            found[f"agreement.prompts_{name}{ending}"] = (*estimate, having)
+    return found
 
 
 def head_agreement(patterns: Float[np.ndarray, "prompt head kind"]) -> tuple[Float[np.ndarray, "prompt prompt"], ...]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,18 @@ from sinkscope.errors import CallError
 from sinkscope.sinks.definition import Rule
 from sinkscope.sinks.followed_columns import Followed, Recorded
 from sinkscope.sinks.tracking import MainPlace
-from sinkscope.statistics.agreement import Pattern, PromptAgreement
+from sinkscope.statistics import agreement, placement_model
+from sinkscope.statistics.agreement import Pattern, prompt_agreement
 from sinkscope.statistics.composition import TokenShares, leading_tokens
 from sinkscope.statistics.intervals import LEVEL, Means, interval_of_difference, interval_of_means, known
 from sinkscope.statistics.move_triggers import TriggerTest, draws_of, shares_of
-from sinkscope.statistics.placement_model import Choices, PlacementModel
-from sinkscope.statistics.prompt_canvas import PromptSettings
+from sinkscope.statistics.placement_model import Choices, held_out_gains
 from sinkscope.statistics.statistic import (
     Definition,
     Key,
     Values,
     definition_of,
     has_every_sink,
-    held,
     order_of,
     short_name,
     summarise,
@@ -66,34 +65,30 @@ class PromptRows:
     rows: list[np.ndarray] = field(default_factory=list)
 
     def add(self, values: Values) -> None:
-        self._place(list(values), np.array(list(values.values()), float))
+        columns = [self.columns.setdefault(key, len(self.columns)) for key in values]
+        row = np.full(len(self.columns), np.nan)
+        row[columns] = list(values.values())
+        self.rows.append(row)
 
     def extend(self, others: "PromptRows") -> None:
         for row in others.rows:
-            self._place(list(others.columns), row)
-
-    def _place(self, keys: Sequence[Key], numbers: np.ndarray) -> None:
-        columns = [self.columns.setdefault(key, len(self.columns)) for key in keys]
-        row = np.full(len(self.columns), np.nan)
-        row[columns[: len(numbers)]] = numbers
-        self.rows.append(row)
+            self.add(dict(zip(others.columns, row.tolist(), strict=False)))
 
     def whole(self, late: Mapping[Key, np.ndarray] | None = None) -> tuple[tuple[Key, ...], np.ndarray]:
         """Return the keys, and [prompt, key], NaN without a number; ``late``: columns of all prompts together."""
         late = late or {}
         found = np.full((len(self.rows), len(self.columns) + len(late)), np.nan)
-        for number, row in enumerate(self.rows):
-            found[number, : len(row)] = row
-        for number, column in enumerate(late.values(), len(self.columns)):
-            found[: len(column), number] = column
+        for part, given in ((found, self.rows), (found[:, len(self.columns) :].T, late.values())):
+            for whole, one in zip(part, given, strict=False):
+                whole[: len(one)] = one
         return (*self.columns, *late), found
 
 
 def estimates_of(keys: Sequence[Key], means: Means) -> Iterator[Estimate]:
     """Yield means over prompts under their names and places."""
     columns = (one.tolist() for one in (means.mean, means.low, means.high, means.prompts))
-    for (name, place), *numbers, prompts in zip(keys, *columns, strict=True):
-        yield Estimate(name, dict(place), *map(known, numbers), prompts)
+    for (name, place), mean, low, high, prompts in zip(keys, *columns, strict=True):
+        yield Estimate(name, dict(place), known(mean), known(low), known(high), prompts)
 
 
 def estimates(
@@ -101,13 +96,13 @@ def estimates(
 ) -> Iterator[Estimate]:
     """Yield the mean over prompts of every key with its interval, and p for triggers."""
     for one in estimates_of(keys, interval_of_means(values, seed=seed)):
-        if one.name != "triggers.over_chance" or one.value is None:
-            yield one
-            continue
-        test, low, high = tests[Threshold(one.place["excess"], one.place["unit"])], one.low, one.high
-        if low is not None and high is not None:
-            low, high = test.widened(one.place["trigger"], low, high)
-        yield Estimate(one.name, one.place, one.value, low, high, one.prompts, test.p_value(one.place["trigger"]))
+        if one.name == "triggers.over_chance" and one.value is not None:
+            test, trigger = tests[Threshold(one.place["excess"], one.place["unit"])], one.place["trigger"]
+            if one.low is not None and one.high is not None:
+                low, high = test.widened(trigger, one.low, one.high)
+                one = replace(one, low=low, high=high)
+            one = replace(one, p=test.p_value(trigger))
+        yield one
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,9 +162,9 @@ def analyse(
     Raises CallError for no trace, one given twice, traces of different models or kinds, impossible thresholds.
     """
     thresholds = tuple(dict.fromkeys(thresholds))
-    rows, placement, tokens = PromptRows(), PlacementModel(), list[TokenShares]()
+    rows, choices, tokens = PromptRows(), list[Choices](), list[TokenShares]()
     tests = {threshold: TriggerTest() for threshold in thresholds}
-    agreements = {threshold: PromptAgreement() for threshold in thresholds}
+    patterns = {threshold: list[Pattern]() for threshold in thresholds}
     shared, vocabulary, texts = dict[str, Any](), dict[int, str](), list[Any]()
     known_from, taken = list[tuple[float, float]](), dict[Path | str, Path]()
     places = list[tuple[MainPlace | None, str]]()
@@ -184,7 +179,7 @@ def analyse(
                 raise CallError(f"traces: expected each trace once, as it is one prompt, found {again}; leave one out")
             taken |= dict.fromkeys(marks, trace.folder)
         prompt = summarise(trace, thresholds, tolerance, training, rule)
-        manifest = held(trace, "manifest") or {}
+        manifest = getattr(trace, "manifest", None) or {}
         shared = _with(shared, manifest, f"{prompt.layers} layers × {prompt.heads} heads")
         texts.append(manifest.get("prompt"))
         rows.add(values_of(prompt))
@@ -192,10 +187,11 @@ def analyse(
         for threshold in thresholds:
             if (shares := shares_of(prompt, threshold)) is not None:
                 tests[threshold].add(shares, draws, seed)
-            agreements[threshold].add(Pattern.of(prompt, threshold))
+            if len(texts) <= agreement.MOST_PROMPTS:
+                patterns[threshold].append(Pattern.of(prompt, threshold))
         tokens.append(TokenShares.of(prompt))
-        if choice and not prompt.canvas.settings.causal:
-            placement.add(Choices.of(prompt))
+        if choice and not prompt.canvas.settings.causal and len(choices) < placement_model.MOST_PROMPTS:
+            choices.append(Choices.of(prompt))
         vocabulary |= prompt.canvas.vocabulary
         place = prompt.main_place(thresholds[0])
         places.append((place, "" if place is None else vocabulary.get(place.token, f"<{place.token}>")))
@@ -207,22 +203,21 @@ def analyse(
             place = (*threshold.place, ("token", token), ("text", vocabulary.get(token)))
             late["composition.token", place] = of_sinks
             late["composition.token_on_canvas", place] = of_canvas
-        if placement.prompts:
-            gains = placement.result(number)
+        if choices:
+            gains = held_out_gains(choices, number)
             late |= {(f"choice.{name}", threshold.place): one for name, one in gains.items()}
     keys, whole = rows.whole(late)
     for column, (name, where) in enumerate(keys):
         if not has_every_sink(known_from, short_name(name), dict(where)):
             whole[:, column] = np.nan
     found = list(estimates(keys, whole, tests, seed))
-    for threshold, agreement in agreements.items():
-        for name, (*numbers, prompts) in agreement.result(seed).items():
-            found.append(Estimate(name, dict(threshold.place), *map(known, numbers), prompts))
+    for threshold, of_prompts in patterns.items():
+        for name, (mean, low, high, prompts) in prompt_agreement(of_prompts, seed).items():
+            found.append(Estimate(name, dict(threshold.place), known(mean), known(low), known(high), prompts))
     statistics = tuple(sorted(found, key=lambda one: order_of(one.name)))
-    corpus = PromptSettings(training=training).corpus
-    sizes = (len(texts), prompt.layers, prompt.heads, tolerance)
-    how = (Followed.of(trace).queries_text, prompt.canvas.settings.rule)
-    return Analysis(statistics, *sizes, tuple(texts), keys, whole, corpus, tuple(places), *how)
+    sizes, settings = (len(texts), prompt.layers, prompt.heads, tolerance), prompt.canvas.settings
+    how = (settings.corpus, tuple(places), Followed.of(trace).queries_text, settings.rule)
+    return Analysis(statistics, *sizes, tuple(texts), keys, whole, *how)
 
 
 def _with(shared: Mapping[str, Any], manifest: Mapping[str, Any], shape: str) -> dict[str, Any]:

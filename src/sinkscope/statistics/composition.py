@@ -66,7 +66,7 @@ def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
         but_mask = canvas.token_ids != canvas.settings.mask_id
         pair = np.array([sinks / np.maximum(counts, 1), trained])[:, but_mask]
         varied = pair.shape[1] > 2 and np.ptp(pair, axis=1).all()
-        values["composition.frequency_correlation", ()] = float(spearmanr(*pair).statistic) if varied else np.nan
+        values["composition.frequency_correlation", ()] = float(np.asarray(spearmanr(*pair))[0]) if varied else np.nan
     return values
 
 

@@ -125,8 +125,7 @@ def strongest_keys_differ(prompt: PromptSummary) -> dict[str, Bool[np.ndarray, "
 
 def _values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
     found = prompt.kept(GroupSinks)
-    with np.errstate(invalid="ignore"):
-        sinks = (found.excess if threshold.unit == "queries" else found.percent) > threshold.excess
+    sinks = (found.excess if threshold.unit == "queries" else found.percent) > threshold.excess
     masked, unmasked, prompts, written = np.moveaxis(np.where(sinks, found.position, -1), 1, 0)
     both = (masked >= 0) & (unmasked >= 0)
     split = both & (masked != unmasked)

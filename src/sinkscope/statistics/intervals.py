@@ -125,13 +125,12 @@ def interval_of_pairs(
     prompts = len(agreement)
     apart = 1 - np.eye(prompts)
     agreement, weight = agreement * apart, weight * apart
-    total = weight.sum()
-    if prompts < LEAST_PROMPTS or not total:
-        return quotient(agreement.sum(), total), float("nan"), float("nan")
-    draws = _draws(prompts, RESAMPLES, seed)
-    above, below = ((product(draws, one) * draws).sum(axis=1) for one in (agreement, weight))
-    low, high = np.percentile(above[below > 0] / below[below > 0], _percentiles(prompts))
-    return quotient(agreement.sum(), total), float(low), float(high)
+    mean, low, high = quotient(agreement.sum(), weight.sum()), np.nan, np.nan
+    if prompts >= LEAST_PROMPTS and weight.any():
+        draws = _draws(prompts, RESAMPLES, seed)
+        above, below = ((product(draws, one) * draws).sum(axis=1) for one in (agreement, weight))
+        low, high = np.percentile(above[below > 0] / below[below > 0], _percentiles(prompts)).tolist()
+    return mean, low, high
 
 
 def interval_of_difference(

@@ -38,11 +38,7 @@ class Triggers(Statistic):
     }
 
     def values(self, prompt: PromptSummary) -> Values:
-        def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
-            shares = shares_of(prompt, threshold)
-            return {} if shares is None else trigger_values(shares)
-
-        return at_thresholds(prompt, values_at)
+        return at_thresholds(prompt, lambda *at: trigger_values(shares_of(*at)))
 
 
 def trigger_shares(
@@ -102,9 +98,11 @@ def shares_of(prompt: PromptSummary, threshold: Threshold) -> Float[np.ndarray, 
     return trigger_shares(prompt.main_at(threshold), written, blocks)
 
 
-def trigger_values(shares: Float[np.ndarray, "trigger shift"]) -> Values:
-    """Return the shares as they were, and minus their mean under all shifts."""
+def trigger_values(shares: Float[np.ndarray, "trigger shift"] | None) -> Values:
+    """Return the shares as they were, and minus their mean under all shifts; nothing without shares."""
     values: Values = {}
+    if shares is None:
+        return values
     for name, by_shift in zip(TRIGGERS, shares, strict=True):
         at = (("trigger", name),)
         values["triggers.share", at] = float(by_shift[0])

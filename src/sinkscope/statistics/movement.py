@@ -20,7 +20,7 @@ from sinkscope.sinks.drift import (
 )
 from sinkscope.sinks.followed_columns import uncounted
 from sinkscope.sinks.tracking import fill_dips
-from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient
+from sinkscope.statistics.intervals import depth_slope, layer_means, mean, quotient, ratio
 from sinkscope.statistics.prompt import PromptSummary
 from sinkscope.statistics.prompt_canvas import PromptCanvas
 from sinkscope.statistics.statistic import Definition, Statistic, Values, at_thresholds, in_layers
@@ -65,8 +65,16 @@ class Movement(Statistic):
 
         def values_at(prompt: PromptSummary, threshold: Threshold) -> Values:
             main, is_sink = prompt.main_at(threshold), prompt.is_sink_at(threshold)
-            of_threshold = {name: counts[prompt.thresholds.index(threshold)] for name, counts in kinds.items()}
-            values = main_sink_values(main, prompt.canvas, is_sink) | _kind_values(**of_threshold)
+            number = prompt.thresholds.index(threshold)
+            tracks, lived, heads = (kinds[name][number] for name in ("tracks", "lived", "heads"))
+            values = main_sink_values(main, prompt.canvas, is_sink)
+            values["movement.track_steps", ()] = quotient(lived.sum(), tracks.sum())
+            for one, kind in enumerate(HEAD_KINDS):
+                values["movement.longest_track", (("kind", kind),)] = float(heads[:, one].sum() / heads.sum())
+                for layer, share in enumerate((heads[:, one] / heads.sum(axis=1)).tolist()):
+                    values["movement.longest_track_in", (("layer", layer), ("kind", kind))] = share
+                if kind != "none":
+                    values["movement.tracks", (("kind", kind),)] = quotient(tracks[:, one].sum(), tracks.sum())
             if prompt.steps - prompt.uncounted < 2:  # too short to tell how long sinks last
                 values |= {key: np.nan for key in values if "track" in key[0] or "residence" in key[0]}
             return values
@@ -91,8 +99,8 @@ def main_sink_values(main: Int[np.ndarray, "step layer head"], canvas: PromptCan
     begun = there[0].astype(np.int64) + (there[1:] & (main[1:] != main[:-1])).sum(axis=0)
     moves, swaps = (np.where(np.isnan(found.drift), np.nan, one) for one in (found.moves, found.swaps))
     travelled = np.abs(found.distance).sum(axis=0)
-    distances = [quotient(*one) for one in zip(travelled.sum(axis=1), found.moves.sum(axis=1), strict=True)]
-    stays = [quotient(*one) for one in zip(there.sum(axis=(0, 2)), begun.sum(axis=1), strict=True)]
+    distances = ratio(travelled.sum(axis=1), found.moves.sum(axis=1))
+    stays = ratio(there.sum(axis=(0, 2)), begun.sum(axis=1))
     values: Values = {
         ("movement.steps_with_sink", ()): float(counted.mean()),
         ("movement.moves_per_head", ()): mean(moves),
@@ -132,26 +140,14 @@ def track_kinds(prompt: PromptSummary) -> dict[str, Int[np.ndarray, "threshold l
             found = find_episodes(*rows, steps, prompt.tolerance, short_too=False, ordered=True)
             place = found.head // heads * kinds + found.kind
             tracks[at] = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)
-            lived[at] = np.bincount(place, found.durations, layers * kinds).reshape(layers, kinds)
-            rank = found.head * (steps + 1) - found.durations
+            durations = found.last - found.first + 1
+            lived[at] = np.bincount(place, durations, layers * kinds).reshape(layers, kinds)
+            rank = found.head * (steps + 1) - durations
             order = np.argsort(rank, kind="stable")  # ties to the track that comes first
             _, begins = np.unique(found.head[order], return_index=True)
             longest[at] = np.bincount(place[order][begins], minlength=layers * kinds).reshape(layers, kinds)
             longest[(*at, -1)] = heads - longest[at].sum(axis=1)
     return {"tracks": tracks, "lived": lived, "heads": longest}
-
-
-def _kind_values(
-    tracks: Int[np.ndarray, "layer kind"], lived: Int[np.ndarray, "layer kind"], heads: Int[np.ndarray, "layer kind"]
-) -> Values:
-    values: Values = {("movement.track_steps", ()): quotient(lived.sum(), tracks.sum())}
-    for one, kind in enumerate(HEAD_KINDS):
-        values["movement.longest_track", (("kind", kind),)] = float(heads[:, one].sum() / heads.sum())
-        for layer, share in enumerate((heads[:, one] / heads.sum(axis=1)).tolist()):
-            values["movement.longest_track_in", (("layer", layer), ("kind", kind))] = share
-        if kind != "none":
-            values["movement.tracks", (("kind", kind),)] = quotient(tracks[:, one].sum(), tracks.sum())
-    return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,11 +115,10 @@ def _share_above(
     layers, kv_heads, _ = norms.shape
     own = np.take_along_axis(norms, top.reshape(layers, kv_heads, shared), axis=-1)
     share = np.empty(own.shape, np.float32)
-    with np.errstate(invalid="ignore"):
-        for one in range(shared):
-            larger = np.count_nonzero(norms > own[..., one, None], axis=-1)
-            equal = np.count_nonzero(norms == own[..., one, None], axis=-1) - 1
-            share[..., one] = larger + 0.5 * equal
+    for one in range(shared):
+        larger = np.count_nonzero(norms > own[..., one, None], axis=-1)
+        equal = np.count_nonzero(norms == own[..., one, None], axis=-1) - 1
+        share[..., one] = larger + 0.5 * equal
     others = np.maximum((~np.isnan(norms)).sum(axis=-1) - 1, 1)
     return np.where(np.isnan(own), np.nan, share / others[..., None]).astype(np.float32).reshape(top.shape)
 

@@ -5,11 +5,11 @@ place (left, right, frontier); mask or not. A block is worth the bits per choice
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from sinkscope.sinks.definition import CLASSES
 from sinkscope.statistics.intervals import product, quotient
@@ -30,7 +30,7 @@ PLACED = "placement is semantic in LLaDA, positional in Dream (§4.2)"
 
 
 class Placement(Statistic):
-    """Gains of the model, in bits per choice, of several prompts together (`PlacementModel`)."""
+    """Gains of the model, in bits per choice, of several prompts together (`held_out_gains`)."""
 
     order = 5
     definitions: ClassVar = {
@@ -67,26 +67,15 @@ class Choices:
             step, _ = places = np.nonzero((main >= 0) & (main < width))
             counts = np.bincount(step * width + main[places], minlength=len(steps) * width)
             chosen.append(counts.reshape(len(steps), width))
-        classes = np.where(there, canvas.token_classes[indices], -1)
-        features = _features(classes, masked, canvas.lengths[steps], canvas.settings.prompt_length)
-        return cls(features.astype(np.float32), there, np.array(chosen, dtype=np.float32))
-
-
-def _features(
-    classes: Int[np.ndarray, "step position"],
-    masked: Bool[np.ndarray, "step position"],
-    lengths: Int[np.ndarray, " step"],
-    prompt_length: int,
-) -> Float[np.ndarray, "step position feature"]:
-    """Return the features of every position in the order of `BLOCKS`; distances as log(1 + positions), at most 1."""
-    width = masked.shape[1]
-    here = np.broadcast_to(np.arange(width), masked.shape)
-    right = np.maximum(lengths[:, None] - 1 - here, 0)
-    frontier = np.where(masked.any(axis=1), masked.argmax(axis=1), lengths)[:, None]
-    distances = [np.log1p(one) / np.log1p(width) for one in (here, right, np.abs(here - frontier))]
-    place = [here == 0, right == 0, *distances, here >= frontier, here < prompt_length]
-    words = [(classes == CLASSES.index(name)) & ~masked for name in _UNMASKED]
-    return np.stack([*words, *place, masked], axis=-1).astype(np.float64)
+        classes, lengths = np.where(there, canvas.token_classes[indices], -1), canvas.lengths[steps]
+        here = np.broadcast_to(np.arange(width), masked.shape)
+        right = np.maximum(lengths[:, None] - 1 - here, 0)
+        frontier = np.where(masked.any(axis=1), masked.argmax(axis=1), lengths)[:, None]
+        distances = [np.log1p(one) / np.log1p(width) for one in (here, right, np.abs(here - frontier))]  # at most 1
+        place = [here == 0, right == 0, *distances, here >= frontier, here < canvas.settings.prompt_length]
+        words = [(classes == CLASSES.index(name)) & ~masked for name in _UNMASKED]
+        features = np.stack([*words, *place, masked], axis=-1, dtype=np.float32, casting="unsafe")  # as `BLOCKS`
+        return cls(features, there, np.array(chosen, dtype=np.float32))
 
 
 def fit_choices(
@@ -123,47 +112,34 @@ def bits_per_choice(beta: np.ndarray, choices: Choices, number: int, kept: np.nd
     return -quotient((chosen * np.where(choices.there, logs, 0.0)).sum(), chosen.sum()) / np.log(2)
 
 
-@dataclass
-class PlacementModel:
-    """Collects the choice sets of the first 32 prompts and cross-validates over prompts, in five folds."""
-
-    prompts: list[Choices] = field(default_factory=list)
-
-    def add(self, choices: Choices) -> None:
-        if len(self.prompts) < MOST_PROMPTS:
-            self.prompts.append(choices)
-
-    def result(self, number: int) -> dict[str, np.ndarray]:
-        """Return the held-out bits per choice of every prompt at a threshold: the gain over equal probabilities, and
-        the loss without each block; NaN without a sink, or with fewer than two prompts that have one.
-        """
-        gains = {name: np.full(len(self.prompts), np.nan) for name in MODELS}
-        having = [one for one, choices in enumerate(self.prompts) if choices.chosen[number].any()]
-        folds = [having[fold::FOLDS] for fold in range(min(FOLDS, len(having)))]
-        for fold in folds if len(having) > 1 else []:
-            data = _stacked([self.prompts[one] for one in having if one not in fold], number)
-            bits = {}
-            for name, without in MODELS.items():
-                kept = ~np.isin(BLOCKS, without)
-                beta = fit_choices(data[0][..., kept], data[1], data[2])
-                bits[name] = np.array([bits_per_choice(beta, self.prompts[one], number, kept) for one in fold])
-            for name in list(MODELS)[1:]:
-                gains[name][fold] = bits[name] - bits["all"]
-            for one, of_model in zip(fold, bits["all"], strict=True):
-                weight = self.prompts[one].chosen[number].sum(axis=1)
-                uniform = (weight * np.log2(self.prompts[one].there.sum(axis=1))).sum() / weight.sum()
-                gains["all"][one] = float(uniform) - of_model
-        return gains
+def held_out_gains(prompts: Sequence[Choices], number: int) -> dict[str, np.ndarray]:
+    """Return the held-out bits per choice of every prompt at a threshold, cross-validated in five folds of prompts: the
+    gain over equal probabilities, and the loss without each block; NaN without a sink, or with one prompt that has one.
+    """
+    gains = {name: np.full(len(prompts), np.nan) for name in MODELS}
+    having = [one for one, choices in enumerate(prompts) if choices.chosen[number].any()]
+    folds = [having[fold::FOLDS] for fold in range(min(FOLDS, len(having)))]
+    for fold in folds if len(having) > 1 else []:
+        features, there, chosen = _stacked([prompts[one] for one in having if one not in fold], number)
+        bits = {}
+        for name, without in MODELS.items():
+            kept = ~np.isin(BLOCKS, without)
+            beta = fit_choices(features[..., kept], there, chosen)
+            bits[name] = np.array([bits_per_choice(beta, prompts[one], number, kept) for one in fold])
+        for name in list(MODELS)[1:]:
+            gains[name][fold] = bits[name] - bits["all"]
+        for one, of_model in zip(fold, bits["all"], strict=True):
+            weight = prompts[one].chosen[number].sum(axis=1)
+            uniform = (weight * np.log2(prompts[one].there.sum(axis=1))).sum() / weight.sum()
+            gains["all"][one] = float(uniform) - of_model
+    return gains
 
 
 def _stacked(prompts: Sequence[Choices], number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return prompts below each other, padded to the widest canvas; each prompt weighs the same."""
-    width = max(one.there.shape[1] for one in prompts)
-    parts: list[list[np.ndarray]] = [[], [], []]
+    width, parts = max(one.there.shape[1] for one in prompts), []
     for one in prompts:
         room, chosen = [(0, 0), (0, width - one.there.shape[1])], one.chosen[number] / one.chosen[number].sum()
-        parts[0].append(np.pad(one.features, [*room, (0, 0)]))
-        parts[1].append(np.pad(one.there, room))
-        parts[2].append(np.pad(chosen, room))
-    features, there, chosen = map(np.concatenate, parts)
+        parts.append((np.pad(one.features, [*room, (0, 0)]), np.pad(one.there, room), np.pad(chosen, room)))
+    features, there, chosen = map(np.concatenate, zip(*parts, strict=True))
     return features.astype(np.float64), there, chosen.astype(np.float64)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError
 from sinkscope.sinks.definition import uniform_rows
 from sinkscope.sinks.drift import IsSink
 from sinkscope.sinks.followed_columns import WINDOW, uncounted
@@ -28,8 +28,6 @@ from sinkscope.statistics.step import (
 from sinkscope.statistics.thresholds import Threshold
 
 Record = TypeVar("Record")
-Keep = Callable[[RecordedStep], Any]
-"""Returns the record of a step that a statistic needs: a dataclass of arrays, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +92,7 @@ class PromptSummary:
 
     @property
     def steps(self) -> int:
-        return self.by_step.top.shape[0]
+        return len(self.by_step.top)
 
     @property
     def uncounted(self) -> int:
@@ -103,11 +101,11 @@ class PromptSummary:
 
     @property
     def layers(self) -> int:
-        return self.by_step.top.shape[1]
+        return self.followed.layers
 
     @property
     def heads(self) -> int:
-        return self.by_step.top.shape[2]
+        return self.followed.heads
 
     @property
     def columns(self) -> int:
@@ -138,10 +136,6 @@ class PromptSummary:
     def has_sink(self, threshold: Threshold) -> Bool[np.ndarray, "step layer head"]:
         return self.counts(threshold) > 0
 
-    def strength(self, threshold: Threshold) -> Float[np.ndarray, "step layer head"]:
-        """Return the column sum of each head's strongest sink; NaN where there is none."""
-        return np.where(self.has_sink(threshold), self.by_step.largest, np.float32(np.nan))
-
     def sinks(self, threshold: Threshold) -> int:
         return int(self.counts(threshold).sum())
 
@@ -167,10 +161,10 @@ class PromptSummary:
 
 
 class PromptFeed:
-    """Takes in the steps of one prompt in order and makes its summary; ``keep``: that of each statistic."""
+    """Takes in the steps of one prompt in order and makes its summary; ``keeps``: `Statistic.keep` of each one."""
 
     def __init__(
-        self, settings: PromptSettings, thresholds: Sequence[Threshold], tolerance: int, keeps: Iterable[Keep]
+        self, settings: PromptSettings, thresholds: Sequence[Threshold], tolerance: int, keeps: Iterable[Callable]
     ) -> None:
         self.settings, self.thresholds, self.tolerance = settings, tuple(thresholds), tolerance
         self._rows: deque[np.ndarray] = deque(maxlen=WINDOW)
@@ -229,11 +223,10 @@ class PromptFeed:
                 self._known_from = (next(least), next(least))
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
-        """Return the summary of all steps; ``vocabulary``: {token: how it reads}. SinkscopeError without a step."""
-        if not self._canvas:
-            raise SinkscopeError("the trace holds no whole step yet; there is nothing to analyse")
+        """Return the summary of all steps, one at least; ``vocabulary``: {token: how it reads}."""
         width, steps = max(len(tokens) for tokens, _, _ in self._canvas), len(self._canvas)
-        by_step = stack_steps([one for one, *_ in self._kept])
+        by_step, candidates = stack_steps([one for one, *_ in self._kept]), [one for *_, one in self._kept]
+        _, layers, heads = by_step.top.shape
         tally = np.zeros((len(self.thresholds), steps, width), np.int32)
         means = np.full((steps, width), np.nan)
         for number, (_, one, mean, _) in enumerate(self._kept):
@@ -250,11 +243,7 @@ class PromptFeed:
             quarters=self._quarters,
             far=self._far,
             mean_columns=means,
-            followed=FollowedSinks(
-                [candidates for *_, candidates in self._kept],
-                *by_step.top.shape[1:],
-                uncounted(self.settings.causal, steps),
-            ),
+            followed=FollowedSinks(candidates, layers, heads, uncounted(self.settings.causal, steps)),
             kept_records={kind: stack_steps(records) for kind, (_, records) in self._records.items()},
             known_from=self._known_from,
         )

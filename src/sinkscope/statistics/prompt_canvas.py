@@ -59,7 +59,7 @@ class PromptSettings:
             # Settings that only samplers of block diffusion have.
             aligned=not {"block_steps", "small_block"}.isdisjoint(manifest.get("sampler") or {}),
             zeroed=zeroes(manifest),
-            rule=rule_of(causal, attends_elsewhere(manifest), rule),
+            rule=rule_of(causal, manifest, rule),
         )
 
     @property

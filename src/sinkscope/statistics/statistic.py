@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sinkscope.errors import CallError, SinkscopeError
+from sinkscope.errors import CallError
 from sinkscope.extension_points import find_kinds
 from sinkscope.sinks.definition import Rule
 from sinkscope.sinks.finding import Recorded
@@ -89,7 +89,8 @@ def over_steps(name: str, steps: int, number: Callable[[slice], float]) -> Value
 def all_statistics() -> tuple[Statistic, ...]:
     """Return one of each statistic, in the order of tables; CallError for a plugin without one."""
     expected, here = "a class that extends Statistic, or a module with one", "sinkscope.statistics"
-    kinds = find_kinds(here, Statistic, lambda kind: not inspect.isabstract(kind), here, expected)
+    base: Any = Statistic  # abstract; what is found is not
+    kinds = find_kinds(here, base, lambda kind: not inspect.isabstract(kind), here, expected)
     return tuple(sorted((kind() for kind in kinds), key=lambda one: (one.order, type(one).__module__)))
 
 
@@ -116,9 +117,7 @@ def order_of(name: str) -> int:
 
 def values_of(prompt: PromptSummary) -> Values:
     """Return all numbers of one prompt; NaN too where the columns that ``keep="top"`` kept do not tell."""
-    values: Values = {}
-    for one in all_statistics():
-        values |= {key: float(value) for key, value in one.values(prompt).items()}
+    values = {key: float(value) for one in all_statistics() for key, value in one.values(prompt).items()}
     kept = prompt.canvas.settings.kept
     if kept is None:
         return values
@@ -160,7 +159,7 @@ def summarise(
     queries = np.prod(trace.column_sums.shape[::3])
     if high := [one.excess for one in thresholds if one.unit == "queries" and one.excess >= max(usual + 1e-9, queries)]:
         raise CallError(f"excess: {high[0]:g} in queries can never hold: all steps have {queries} queries")
-    manifest, kept = held(trace, "manifest") or {}, None
+    manifest, kept = getattr(trace, "manifest", None) or {}, None
     if isinstance(trace, Trace) and "column_sums" not in trace.tensors:
         kept = trace.top_column_sums.shape[-1]
     settings = replace(PromptSettings.of(bool(trace.causal), manifest, training, rule), kept=kept)
@@ -170,22 +169,13 @@ def summarise(
     return feed.finish({int(token): text for token, text in (manifest.get("vocabulary") or {}).items()})
 
 
-def held(trace: Any, name: str) -> Any:
-    """Return a tensor of a trace, None where it was not recorded."""
-    try:
-        return getattr(trace, name)
-    except (AttributeError, SinkscopeError):
-        return None
-
-
 def recorded_steps(trace: Recorded) -> Iterator[dict[str, np.ndarray]]:
     """Yield the steps of a trace as a `PromptFeed` takes them in, without what lies beyond the canvas."""
-    names = ("tokens", "masked", "written")
-    whole = {name: np.asarray(one[:]) for name in names if (one := held(trace, name)) is not None}
-    lengths = held(trace, "lengths")
-    lengths = (whole["tokens"] >= 0).sum(axis=1) if lengths is None else np.asarray(lengths[:])
-    unread = () if trace.causal else ("last_query",)
-    tensors = {name: one for name in PER_LAYER if name not in unread and (one := held(trace, name)) is not None}
+    named = {name: getattr(trace, name, None) for name in ("tokens", "masked", "written", "lengths", *PER_LAYER)}
+    held = {name: one for name, one in named.items() if one is not None and (trace.causal or name != "last_query")}
+    whole = {name: np.asarray(held[name][:]) for name in ("tokens", "masked", "written") if name in held}
+    lengths = np.asarray(held["lengths"][:]) if "lengths" in held else (whole["tokens"] >= 0).sum(axis=1)
+    tensors = {name: held[name] for name in PER_LAYER if name in held}
     many = max(1, READ_AT_ONCE // sum(4 * int(np.prod(one.shape[1:])) for one in tensors.values()))
     for first in range(0, trace.steps, many):
         read = {name: np.asarray(one[first : first + many]) for name, one in tensors.items()}

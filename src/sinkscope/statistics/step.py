@@ -5,7 +5,7 @@ are quarters of a query's worth, of many prompts up to 64; beyond, eight to an o
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -52,23 +52,6 @@ class Candidates:
         return np.array([np.bincount(place[one], None if weights is None else weights[one], places) for one in chosen])
 
 
-def find_candidates(
-    columns: Float[np.ndarray, "layer head key"],
-    excess: Float[np.ndarray, "layer head key"],
-    percent: Float[np.ndarray, "layer head key"],
-    thresholds: Sequence[Threshold],
-) -> Candidates:
-    """Return the columns of one step that are sinks at any of the thresholds."""
-    chosen = np.zeros(columns.shape, dtype=bool)
-    for unit, size in (("queries", excess), ("percent", percent)):
-        if excesses := [one.excess for one in thresholds if one.unit == unit]:
-            chosen |= size > min(excesses)
-    place = np.flatnonzero(chosen)
-    layer, head, key = (one.astype(np.int32) for one in np.unravel_index(place, chosen.shape))  # many are kept
-    sizes = (one.ravel()[place] for one in (columns, excess, percent))
-    return Candidates(layer, head, key, *sizes, tuple(thresholds))
-
-
 @dataclass(frozen=True, eq=False)
 class SummedColumns:
     """Column sums of one step in queries' worth; each one's excess, also in percent; a head's sum; its candidates, and
@@ -92,7 +75,13 @@ class SummedColumns:
     ) -> "SummedColumns":
         """Return the excess over ``uniform`` columns, by Eq. 3 without them; ``filled``: how full a window is."""
         excess, percent = excess_in(sums, "queries", uniform) / np.float32(filled), excess_in(sums, "percent", uniform)
-        found = find_candidates(sums, excess, percent, thresholds)
+        chosen = np.zeros(sums.shape, dtype=bool)
+        for unit, size in (("queries", excess), ("percent", percent)):
+            chosen |= size > min((one.excess for one in thresholds if one.unit == unit), default=np.inf)
+        place = np.flatnonzero(chosen)
+        layer, head, key = (one.astype(np.int32) for one in np.unravel_index(place, chosen.shape))  # many are kept
+        column, over, share = (one.ravel()[place] for one in (sums, excess, percent))
+        found = Candidates(layer, head, key, column, over, share, tuple(thresholds))
         top = (sums if uniform is None else excess).argmax(axis=-1)
         return cls(sums, excess, percent, sums.sum(axis=-1), found, top)
 
@@ -194,7 +183,7 @@ class LayerSinks:
 
     def at(self, threshold: Threshold) -> "LayerSinks":
         chosen = (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
-        return LayerSinks(*(getattr(self, one.name)[chosen] for one in fields(self)))
+        return LayerSinks(*(one[chosen] for one in vars(self).values()))
 
     def contains(self, step: np.ndarray, head: np.ndarray, key: np.ndarray) -> Bool[np.ndarray, " asked"]:
         """Return whether keys are sinks in these steps and heads."""
@@ -227,8 +216,8 @@ class FollowedSinks:
         head = (joined("layer") - first) * self.heads + joined("head").astype(np.int64)
         key = joined("key").astype(np.int64)
         order = np.argsort(head * (int(key.max(initial=0)) + 1) + key, kind="stable")  # the steps are in order already
-        sizes = (joined(name)[order] for name in ("column", "excess", "percent"))
-        return LayerSinks(step[order], head[order], key[order], *sizes)
+        found = (step, head, key, joined("column"), joined("excess"), joined("percent"))
+        return LayerSinks(*(one[order] for one in found))
 
     def contain(
         self, threshold: Threshold, step: np.ndarray, layer: np.ndarray, head: np.ndarray, key: np.ndarray
@@ -257,8 +246,7 @@ class FollowedSinks:
 def count_above(excess: Float[np.ndarray, "layer *columns"]) -> Int[np.ndarray, "layer epsilon"]:
     """Return how many columns of each layer exceed each ε of `EPSILONS`; a column that is NaN exceeds none."""
     layers, kinds = len(excess), len(EPSILONS) + 1
-    with np.errstate(invalid="ignore"):
-        above = np.flatnonzero(excess > 0)
+    above = np.flatnonzero(excess > 0)
     exceeded = np.minimum(np.ceil(excess.ravel()[above] * (1 / EPSILON_STEP)), kinds - 1).astype(np.int64)
     place = above // excess[0].size * kinds + exceeded  # it exceeds the first so many of the grid
     table = np.bincount(place, minlength=layers * kinds).reshape(layers, kinds)

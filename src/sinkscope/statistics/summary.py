@@ -95,15 +95,12 @@ class Summary:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Summary":
-        """Read the arrays of `to_arrays`; raise SinkscopeError for others."""
-        try:
-            layers, heads, excess, kind, tolerance, corpus = arrays["settings"].tolist()
-            sums = {name: np.array(array) for name, array in arrays.items() if not name.startswith(("rows", "settin"))}
-            listed = json.loads(zlib.decompress(arrays["rows.keys"].tobytes()))
-            keys = [(name, tuple(map(tuple, place))) for name, place in listed]
-            rows = PromptRows({key: number for number, key in enumerate(keys)}, list(np.array(arrays["rows.values"])))
-        except (KeyError, ValueError) as error:
-            raise SinkscopeError(f"expected statistics of this version, found others ({error})") from error
+        """Read the arrays of `to_arrays`."""
+        layers, heads, excess, kind, tolerance, corpus = arrays["settings"].tolist()
+        sums = {name: np.array(array) for name, array in arrays.items() if not name.startswith(("rows", "settin"))}
+        listed = json.loads(zlib.decompress(arrays["rows.keys"].tobytes()))
+        columns = {(name, tuple(map(tuple, place))): number for number, (name, place) in enumerate(listed)}
+        rows = PromptRows(columns, list(np.array(arrays["rows.values"])))
         rule: Rule = "uniform" if kind == 2 else "eq3"
         return cls(int(layers), int(heads), excess, bool(kind), int(tolerance), int(corpus), rule, sums, rows)
 
@@ -154,8 +151,7 @@ class Summary:
 
     @property
     def by_head(self) -> dict[str, Float[np.ndarray, "layer head"]]:
-        arrays = self.arrays
-        per_step = ("sinks", "largest", "sink_share", "entropy", "gini")
+        arrays, per_step = self.arrays, ("sinks", "largest", "sink_share", "entropy", "gini")
         return {
             "main_sink_column_sum": self.mean_strength,
             "steps_with_sink": ratio(self.steps_with_sink, self.steps),
@@ -174,6 +170,7 @@ def _sums(prompt: PromptSummary, threshold: Threshold) -> tuple[Arrays, dict[str
     shares, evenness, canvas = prompt.shares(threshold), prompt.kept(Evenness), prompt.canvas
     main, is_sink = prompt.main_at(threshold), prompt.is_sink_at(threshold)
     place = np.minimum(counts, MOST_SINKS) + np.arange(prompt.layers)[:, None] * (MOST_SINKS + 1)
+    many = np.bincount(place.ravel(), minlength=prompt.layers * (MOST_SINKS + 1))
     strengths = {"main": np.where(present, largest, 0), "largest": largest, "sink_share": shares}
     strengths |= {"entropy": evenness.entropy, "gini": evenness.gini}
     moves, differ, compared = MainMoves.of(main, is_sink), strongest_keys_differ(prompt), moments(prompt, threshold)
@@ -193,9 +190,7 @@ def _sums(prompt: PromptSummary, threshold: Threshold) -> tuple[Arrays, dict[str
         "above": prompt.above,
         "strength.steps_with_sink": present.sum(axis=0),  # as all strengths [layer, head], and so moves and groups
         "strength.sinks": counts.sum(axis=0, dtype=np.int64),
-        "strength.per_head": np.bincount(place.ravel(), minlength=prompt.layers * (MOST_SINKS + 1)).reshape(
-            prompt.layers, -1
-        ),  # [layer, number of sinks that a head has in a step]
+        "strength.per_head": many.reshape(prompt.layers, -1),  # [layer, number of sinks that a head has in a step]
         **{f"strength.{name}": one.sum(axis=0, dtype=np.float64) for name, one in strengths.items()},
         **{f"moves.{name}": getattr(moves, name) for name in ("pairs", "moves", "swaps")},
         "moves.absolute_distance": np.abs(moves.distance).sum(axis=0),
@@ -226,7 +221,7 @@ def _sums(prompt: PromptSummary, threshold: Threshold) -> tuple[Arrays, dict[str
         "share_of_tokens_that_are_sinks": quotient(prompt.sinks(threshold), prompt.columns),
         "share_of_attention_on_sinks": concentrated["concentration.share_on_sinks", ()],
         "share_of_heads_with_a_sink": mean(present),
-        "main_sink_column_sum": mean(prompt.strength(threshold)),
+        "main_sink_column_sum": mean(largest, present),
         "entropy": even["concentration.entropy", ()],
         "gini": even["concentration.gini", ()],
         "moves_per_step": quotient(moves.moves.sum(), moves.pairs.sum()),
@@ -257,19 +252,13 @@ def document_of(
     by_layer = {}
     for kind, (sinks, others), effect in zip(NORM_KINDS, norms.mean, norms.effect, strict=True):
         by_layer |= {f"{kind}_sinks": sinks, f"{kind}_others": others, f"{kind}_effect_size": effect}
-    found = _estimates(summary)
-    by_prompt = {
-        one.name.removeprefix(BY_PROMPT): {
-            "mean": one.value,
-            "interval": None if one.low is None else [one.low, one.high],
-            "prompts": one.prompts,
-        }
-        for one in found
-        if one.name.startswith(BY_PROMPT)
-    }
-    statistics = sorted(
-        (one for one in found if not one.name.startswith(BY_PROMPT)), key=lambda one: order_of(one.name)
-    )
+    by_prompt, statistics = {}, list[Estimate]()
+    for one in _estimates(summary):
+        if one.name.startswith(BY_PROMPT):
+            row = {"mean": one.value, "interval": None if one.low is None else [one.low, one.high]}
+            by_prompt[one.name.removeprefix(BY_PROMPT)] = row | {"prompts": one.prompts}
+        else:
+            statistics.append(one)
     return {
         "counts": {
             "prompts": summary.prompts,
@@ -297,7 +286,7 @@ def document_of(
                 **{f"not_sinks_{unit}": _plain(1 - ratio(one, columns)) for unit, one in above.items()},
             },
         },
-        "statistics": [one.as_dict() for one in statistics],
+        "statistics": [one.as_dict() for one in sorted(statistics, key=lambda one: order_of(one.name))],
     }
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import (
-    CHECKSUM,
     compare_checksum,
     compare_file,
     markdown_cell,
@@ -43,12 +42,9 @@ def write_bundle(
 
     Args:
         precision: of its values; float16 halves the size and rounds by at most 0.05 %, or 3e-8 where that is more.
-        page: the explorer page; None leaves it out.
-        command: what made the bundle, for its provenance.
+        page: the explorer page; ``command`` is what made the bundle, for its provenance.
 
-    Raises:
-        CallError: the folder holds something, the trace is incomplete, or a value is too large for float16.
-        TraceError: the trace is damaged, or the folder cannot be written.
+    Raises CallError for a trace that is incomplete or has values too large for float16, TraceError for a damaged one.
     """
     from importlib.metadata import version
 
@@ -113,8 +109,7 @@ def unlisted_files(bundle: Trace) -> list[str]:
 
 def copies_share(trace: Trace) -> set[str]:
     """Return checksums: copies of a trace, its bundles, and its generation recorded again share one at least."""
-    found = {str(trace.manifest[CHECKSUM])} if CHECKSUM in trace.manifest else set()
-    found.add(sha256_of(trace.place / MANIFEST))
+    found = {sha256_of(trace.place / MANIFEST)}
     if (trace.place / BUNDLE).exists():
         found.add(_read_about(trace.place)["made_of"])
     parts = [entry["sha256"] for entry in trace.manifest["parts"]]

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,11 +44,8 @@ TEXT_UNIT = "the token as text, null where the trace does not say"
 
 
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
-    """Write a trace in another format, and return the path, which must not exist, with the usual suffix.
-
-    Raises:
-        CallError: something at ``out`` already, or a package that is not installed.
-        TraceError: no whole step, or a file that cannot be written.
+    """Write a trace in another format, and return the path with the usual suffix; raise CallError where it is there
+    already or a package is not installed, TraceError without a whole step.
     """
     check_installed(target)
     expect_steps(trace, "export")
@@ -165,10 +161,8 @@ def _write_parquet(trace: Trace, path: Path) -> None:
             for step in range(first, stop):
                 place, length = step - first, int(lengths[step - first])
                 if trace.causal:  # also the positions behind the canvas for which the step predicts a token
-                    behind = (
-                        np.flatnonzero(held[name][place] >= 0) for name in ("written", "predicted") if name in held
-                    )
-                    length = max([length, *(int(places[-1]) + 1 for places in behind if places.size)])
+                    behind = [held[name][place] >= 0 for name in ("written", "predicted") if name in held]
+                    length = max([length, *(int(np.flatnonzero(one)[-1]) + 1 for one in behind if one.any())])
                 arrays = {name: widen(name, block[place], length)[..., :length] for name, block in held.items()}
                 at_once = max(1, ROWS_AT_ONCE // max(1, trace.heads * length))
                 for start in range(0, len(trace.layers), at_once):
@@ -214,12 +208,8 @@ def _rows(trace: Trace, step: int, layers: range, arrays: dict[str, np.ndarray],
 def _schema(trace: Trace, names: list[str]) -> Any:
     import pyarrow
 
-    units = {
-        STEP: "forward call, from 0",
-        LAYER: "from 0, next to the embedding",
-        HEAD: "query head, from 0",
-        POSITION: "tokens, from 0",
-    }
+    units = {STEP: "forward call, from 0", LAYER: "from 0, next to the embedding"}
+    units |= {HEAD: "query head, from 0", POSITION: "tokens, from 0"}
     fields = [pyarrow.field(name, pyarrow.int32(), False, {"units": unit}) for name, unit in units.items()]
     for name in names:
         kind = pyarrow.bool_() if name == "masked" else pyarrow.from_numpy_dtype(getattr(trace, name).dtype)
@@ -239,9 +229,4 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-_WRITERS: dict[str, Callable[[Trace, Path], None]] = {
-    "numpy": _write_numpy,
-    "zarr": _write_zarr,
-    "xarray": _write_netcdf,
-    "parquet": _write_parquet,
-}
+_WRITERS = {"numpy": _write_numpy, "zarr": _write_zarr, "xarray": _write_netcdf, "parquet": _write_parquet}

@@ -90,10 +90,8 @@ def write_part(
     path: Path, steps: list[dict[str, np.ndarray]], metadata: dict[str, str], manifest: Mapping[str, Any]
 ) -> str:
     """Write steps, stacked along a new first axis, and return the sha256 of the file; raise TraceError for tensors that
-    no trace has, or others than in the first step.
-
-    A last axis that grew is filled up to the widest step. The bytes are those of `safetensors.numpy.save`, which orders
-    metadata at random.
+    no trace has, or others than in the first step. A last axis that grew is filled up to the widest step. The bytes are
+    those of `safetensors.numpy.save`, which orders metadata at random.
     """
     if other := next((step.keys() for step in steps if step.keys() != steps[0].keys()), None):
         raise TraceError(f"{path}: expected the tensors of the first step, {[*steps[0]]}, found {[*other]}")
@@ -123,12 +121,9 @@ def write_part(
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a trace.
+    """One file of a trace, compared with its ``sha256``, if the manifest lists it, when it is first read (``verify``).
 
-    Attributes:
-        sha256: of the file, if the manifest lists it.
-        verify: whether the file is compared with it when it is first read in this process.
-        generation: hash of the manifest and the first tokens, the same in all parts of a trace; empty in a bundle.
+    ``generation``: hash of the manifest and the first tokens, the same in all parts of a trace; empty in a bundle.
     """
 
     path: Path

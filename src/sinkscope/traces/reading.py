@@ -32,9 +32,7 @@ from sinkscope.traces.trace_array import TopArray, TraceArray
 class Trace:
     """One generation on disk. Tensors are attributes: ``trace.column_sums[step, layer, head]``; see `axes.TRACE_AXES`.
 
-    Args:
-        folder: with a manifest.json; ``place`` is its absolute path.
-        verify: compares each file with its checksum when it is first read.
+    ``place`` is the absolute path of the folder; ``verify`` compares each file with its checksum when it is first read.
     """
 
     def __init__(self, folder: str | Path, verify: bool = True) -> None:
@@ -91,9 +89,8 @@ class Trace:
         found = {path.name for path in self.place.glob(PART_GLOB)}
         if wrong := sorted(found ^ listed.keys() if self.complete else listed.keys() - found):
             found = "is missing" if wrong[0] in listed else "is there as well"
-            raise TraceError(
-                f"{self.folder}: expected the parts that its manifest lists, {wrong[0]} {found}; {DAMAGED}"
-            )
+            expected = f"expected the parts that its manifest lists, {wrong[0]} {found}"
+            raise TraceError(f"{self.folder}: {expected}; {DAMAGED}")
         parts: list[Part] = []
         for name in sorted(found):
             part = read_part(self.place / name)
@@ -208,14 +205,11 @@ def as_trace(trace: Any) -> Any:
 
 def open_trace(path: str | Path, *, verify: bool = True) -> Trace:
     """Open one trace; only its manifest is read until it is indexed. ``verify`` compares each file with its checksum
-    when it is first read.
-
-    Raises:
-        TraceError: missing, damaged, or of another format version.
-        CallError: a folder of several traces.
+    when it is first read. Raises TraceError for a missing or damaged one, CallError for a folder of several traces.
     """
     folders = trace_folders(Path(path)) or [path]
     if len(folders) > 1:
-        advice = f"open one of them, such as {folders[0]}, or use open_traces"
-        raise CallError(f"{path} holds {len(folders)} traces; {advice}")
+        raise CallError(
+            f"{path} holds {len(folders)} traces; open one of them, such as {folders[0]}, or use open_traces"
+        )
     return Trace(folders[0], verify)

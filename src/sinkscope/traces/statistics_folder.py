@@ -28,12 +28,8 @@ Arrays = dict[str, np.ndarray]
 
 
 class StatisticsFolder:
-    """The folder of one run, new or begun by the same run.
-
-    Args:
-        identity: plain values that identify the run; a folder of another run is refused.
-        merge: returns the arrays of two sets of prompts together, the earlier set first.
-        expected: how many prompts there will be; None if that is not known yet.
+    """The folder of the run with this ``identity``, plain values; that of another run is refused. ``merge`` returns the
+    arrays of two sets of prompts together, the earlier one first; ``expected`` prompts are None if not known yet.
     """
 
     def __init__(
@@ -85,8 +81,7 @@ class StatisticsFolder:
 
     def _merged(self) -> tuple[Arrays, dict[str, str]]:
         path = self.folder / STATISTICS
-        none = {"prompts": "0", "about": "{}", "texts": "{}", RUN: checksum_of(self.identity)}
-        return _read(path, self.identity) if path.exists() else ({}, none)
+        return _read(path, self.identity) if path.exists() else ({}, {"prompts": "0", "texts": "{}"})
 
     def commit(self, index: int, arrays: Arrays, about: dict[str, Any], texts: dict[str, str]) -> bool:
         """Add a prompt with texts of its tokens and merge what can be merged; return whether this completed the folder.
@@ -111,7 +106,7 @@ class StatisticsFolder:
                 count += 1
             if count > first:
                 text = json.dumps(dict(sorted(texts.items())), ensure_ascii=False, separators=(",", ":"))
-                metadata.update(prompts=str(count), texts=text)
+                metadata |= {"prompts": str(count), "texts": text, RUN: checksum_of(self.identity)}
                 write_whole(self.folder / STATISTICS, sealed(save(merged, metadata)))
             for item in (self.folder / ITEMS).glob("*.safetensors"):
                 if int(item.stem) < count:  # also one that a kill left after it was merged

@@ -67,10 +67,9 @@ def _contradiction(attention: np.ndarray, trace: Trace, step: int, layer: int, h
         return "expected shares of attention from 0 to 1, found others"
     recorded = kept_columns(trace)[step, layer, head, :length]
     tolerance = TOLERANCE.get(str(trace.manifest.get("dtype")), max(TOLERANCE.values()))
-    key = column_difference(attention, recorded, tolerance)[1]
-    if key is None:
-        return None
-    return f"expected the recorded column {recorded[key]:.3f} at key {key}, found {attention[:, key].sum():.3f}"
+    if (key := column_difference(attention, recorded, tolerance)[1]) is not None:
+        return f"expected the recorded column {recorded[key]:.3f} at key {key}, found {attention[:, key].sum():.3f}"
+    return None
 
 
 def column_difference(attention: np.ndarray, recorded: np.ndarray, tolerance: float) -> tuple[float, int | None]:

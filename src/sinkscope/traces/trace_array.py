@@ -77,8 +77,7 @@ class TraceArray(LazyArray):
 
     def _read(self, start: int, stop: int, rest: list[Any]) -> np.ndarray:
         """Return the steps from ``start`` to ``stop`` − 1, with their axis."""
-        # safetensors selects whole numbers along the axes before the last one, which may be shorter in a part; NumPy
-        # does the rest.
+        # The last axis may be shorter in a part: NumPy selects along it, safetensors whole numbers along the others.
         pairs = list(zip(rest, self.shape[1:-1], strict=False))
         leading = [slice(None) if isinstance(one, slice) else int(one) % size for one, size in pairs]
         pieces = []
@@ -129,8 +128,8 @@ def kept_columns(trace: Any, name: str = "column_sums") -> Any:
 
 
 class TopArray(LazyArray):
-    """Columns of which only the largest were kept; all others have the mean of the others, so that Eq. 3 is exact for
-    every key that was kept. ``spread=False`` leaves NaN there.
+    """Columns of which only the largest were kept; all others have their mean, so that Eq. 3 is exact for the keys that
+    were kept. ``spread=False`` leaves NaN there.
     """
 
     def __init__(self, name: str, trace: Any, spread: bool = True) -> None:

@@ -14,16 +14,7 @@ from sinkscope.axes import TRACE_AXES, TRACE_UNITS
 from sinkscope.errors import CallError
 from sinkscope.runs.files import UNFINISHED, checksum_of, read_object
 from sinkscope.runs.folder import CLAIM, made_folder, names_in
-from sinkscope.traces.format import (
-    ASIDE,
-    DRIFT,
-    FORMAT,
-    MANIFEST,
-    PART,
-    PART_GLOB,
-    write_manifest,
-    write_part,
-)
+from sinkscope.traces.format import ASIDE, DRIFT, FORMAT, MANIFEST, PART, PART_GLOB, write_manifest, write_part
 
 STEPS_PER_PART = 16
 SECONDS_PER_PART = 2.0
@@ -41,10 +32,8 @@ Step = dict[str, np.ndarray]
 
 
 def claim_folder(folder: str | Path, overwrite: bool | None = False) -> None:
-    """Make an empty folder for a trace; raise CallError where it holds something.
-
-    Args:
-        overwrite: deletes the recordings that it holds, if it holds nothing else; None for a caller without the option.
+    """Make an empty folder for a trace; raise CallError where it holds something. ``overwrite`` deletes the recordings
+    that it holds, if it holds nothing else; it is None for a caller without the option.
     """
     if _holds_recording(Path(folder), overwrite):
         _delete(Path(folder))
@@ -131,14 +120,9 @@ def _foreign_in(folder: Path) -> str:
 
 
 class TraceWriter:
-    """Collects the steps of one generation and writes them part by part.
+    """Collects the steps of one generation and writes them part by part into an empty folder, see `claim_folder`.
 
-    Args:
-        folder: an empty folder, see `claim_folder`.
-        reduce: returns the arrays of a step that are kept; None keeps all.
-
-    Attributes:
-        held: bytes of the steps that wait for their part to be closed.
+    ``reduce`` returns the arrays of a step that are kept, by default all; ``held``: bytes of the steps that wait.
     """
 
     def __init__(
@@ -146,15 +130,9 @@ class TraceWriter:
     ) -> None:
         self.folder, self._reduce = Path(folder), reduce
         self._generation = ""
-        self.manifest = {
-            "format": FORMAT,
-            "complete": False,
-            **manifest,
-            "steps": 0,
-            "axes": {name: list(axes) for name, axes in TRACE_AXES.items()},
-            "units": TRACE_UNITS,
-            "parts": [],
-        }
+        axes = {name: list(axes) for name, axes in TRACE_AXES.items()}
+        self.manifest = {"format": FORMAT, "complete": False, **manifest, "steps": 0, "axes": axes}
+        self.manifest |= {"units": TRACE_UNITS, "parts": []}
         if (self.folder / MANIFEST).exists():
             raise CallError(f"{folder} already holds a trace; choose another folder, or claim_folder(folder, True)")
         self.held = 0
@@ -173,11 +151,8 @@ class TraceWriter:
 
     def flush(self) -> None:
         """Write the steps that wait, as one part, and list it; see `write_part`."""
-        if self._steps:
-            self._write_part()
-            write_manifest(self.folder, self.manifest)
-
-    def _write_part(self) -> None:
+        if not self._steps:
+            return
         name, first, count = PART.format(len(self.manifest["parts"])), self.manifest["steps"], len(self._steps)
         if not self._generation:  # the same in every part, so that none of another generation is taken for one of this
             tokens = self._steps[0].get("tokens", np.zeros(0, np.int32))
@@ -188,6 +163,7 @@ class TraceWriter:
         self.manifest["parts"].append({"file": name, "first_step": first, "steps": count, "sha256": checksum})
         self.manifest["steps"] += count
         self._steps, self.held, self._opened = [], 0, time.monotonic()
+        write_manifest(self.folder, self.manifest)
 
     def describe(self, **more: Any) -> None:
         """Set keys of the manifest; they are written with the next part."""
@@ -202,7 +178,6 @@ class TraceWriter:
 
     def close(self, complete: bool, **more: Any) -> None:
         """Write the remaining steps and the final manifest."""
-        if self._steps:
-            self._write_part()
+        self.flush()
         self.manifest.update(more, complete=complete)
         write_manifest(self.folder, self.manifest)
