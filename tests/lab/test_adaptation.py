@@ -8,7 +8,7 @@ import torch
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.lab.recipes import RECIPES, Adaptation
-from sinkscope.lab.starting_network import held_out_losses, save_adapter, seen_keys, start
+from sinkscope.lab.starting_network import held_out_losses, hidden, save_adapter, seen_keys, start
 from sinkscope.lab.training import train, train_checkpoint
 
 MIX = replace(RECIPES["adapted"].canvases, tokens=128, lengths=(64,), templates=("buy",))
@@ -68,8 +68,25 @@ def test_a_tied_base_predicts_what_was_trained(tmp_path):
     assert (trained - loaded).abs().max() <= 0.02 * trained.abs().max()
 
 
+def test_a_first_token_that_sees_only_itself_is_loaded_so(tmp_path):
+    recipe = replace(SMALL, updates=2, adaptation=Adaptation(rank=2, first_alone=True))
+    network = train(recipe, tmp_path / "run", progress=False).eval()
+    train_checkpoint(recipe, tmp_path / "run")
+    loaded = sinkscope.load(tmp_path / "run", dtype="float32")
+    tokens = torch.tensor([[0, 40, 41, 42, 2, 2]])
+    with torch.no_grad():
+        trained = network.lm_head(hidden(network, tokens, seen_keys(recipe.adaptation, 6)).last_hidden_state)
+        assert (trained - loaded.network(tokens).logits).abs().max() <= 0.02 * trained.abs().max()
+    with sinkscope.recording(loaded, out=tmp_path / "trace"):
+        sinkscope.generate(loaded, [0, 40, 41, 42], length=4, steps=4)
+    assert sinkscope.open_trace(tmp_path / "trace").diagonal[:, :, :, 0] == pytest.approx(1)
+    loaded.network.save_pretrained(tmp_path / "saved")
+    loaded.tokenizer.save_pretrained(tmp_path / "saved")
+    assert sinkscope.load(tmp_path / "saved").network(tokens).logits.equal(loaded.network(tokens).logits)
+
+
 def test_masks_and_alignments_that_would_be_lost_are_refused(tmp_path):
-    for change in (Adaptation(first_alone=True), Adaptation(block=8), Adaptation(rank=None, align=1.0)):
+    for change in (Adaptation(block=8), Adaptation(rank=None, align=1.0)):
         with pytest.raises(CallError, match=r"cannot be loaded again|frozen base"):
             train_checkpoint(replace(SMALL, adaptation=change), tmp_path / "out")
 

@@ -38,6 +38,7 @@ class Train(Command):
         align: weight of the distance between its hidden states and the causal model's.
         anneal: updates over which later tokens are let in.
         no_shift: reads each masked token at its own place, not one to the left.
+        first_alone: lets the first token see only itself, as in a causal model, which keeps its sink.
         watch: measures the network's sinks after each so many updates, into OUT/watch, for `sinkscope watch-training`.
     """
 
@@ -55,6 +56,7 @@ class Train(Command):
     align: Annotated[float | None, default_is("0")] = None
     anneal: Annotated[int | None, default_is("0")] = None
     no_shift: Switch = False
+    first_alone: Switch = False
     watch: Annotated[int | None, default_is("never")] = None
 
     def run(self) -> None:
@@ -96,7 +98,9 @@ class Train(Command):
     def _adapted(self, recipe: Any) -> Any:
         """Return a recipe with the flags of an adaptation."""
         if recipe.adaptation is None:
-            self.refuse("rank mask_token align anneal base no_shift", f"with {recipe.name}, but with adapted")
+            self.refuse(
+                "rank mask_token align anneal base no_shift first_alone", f"with {recipe.name}, but with adapted"
+            )
             return recipe
         given = self._given("rank", "mask_token", "align", "anneal")
         if given.get("rank") == 0:
@@ -104,7 +108,7 @@ class Train(Command):
         if self.base is not None and self.mask_token is None:
             given["mask_token"] = None
         objective = "masked_diffusion" if self.no_shift else recipe.objective
-        changed = dataclasses.replace(recipe.adaptation, **given)
+        changed = dataclasses.replace(recipe.adaptation, first_alone=self.first_alone, **given)
         start = self.base or recipe.start_from
         return dataclasses.replace(recipe, adaptation=changed, objective=objective, start_from=start)
 

@@ -24,7 +24,7 @@ from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.models import Model, add_sink_token, load
-from sinkscope.models.family import MARK, MARK_POSITIONS
+from sinkscope.models.family import MARK, MARK_FIRST, MARK_POSITIONS
 from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import variant_of
@@ -141,6 +141,9 @@ def start(recipe: Recipe) -> Any:
         for layer in network.model.layers:
             layer.self_attn.is_causal = False
         setattr(network.config, MARK, "dream" if objective == "shifted_diffusion" else "llada")
+        if adaptation.first_alone and network.config.model_type != "llama":
+            raise CallError(f"--first-alone: expected a Llama, found {base}, a {network.config.model_type}")
+        setattr(network.config, MARK_FIRST, adaptation.first_alone)
         embedding = network.get_input_embeddings().weight
         with torch.no_grad():
             embedding[mask_id] = embedding.mean(0)

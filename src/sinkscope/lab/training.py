@@ -265,7 +265,7 @@ def train_checkpoint(
     are written last, so a folder with weights is finished; raise ModelError where a file beside them is missing or bad.
     """
     change = recipe.adaptation
-    if change is not None and (change.block or change.first_alone):
+    if change is not None and change.block:
         raise CallError("a network with this mask of attention cannot be loaded again; train it with `train`")
     out = Path(out)
     with claimed_folder(out, TrainingError):

@@ -15,7 +15,17 @@ from sinkscope.models import any_causal
 from sinkscope.models.families import FAMILIES
 from sinkscope.models.families.basic_family import ENCODER, ENCODERS
 from sinkscope.models.families.qwen_family import OPEN_DLLM
-from sinkscope.models.family import BODIES, MARK, MARK_POSITIONS, MARK_ROTARY, ROPE_TYPES, STOCK, Family, Layout
+from sinkscope.models.family import (
+    BODIES,
+    MARK,
+    MARK_FIRST,
+    MARK_POSITIONS,
+    MARK_ROTARY,
+    ROPE_TYPES,
+    STOCK,
+    Family,
+    Layout,
+)
 from sinkscope.models.folders import OWN_NETWORK
 from sinkscope.runs.files import read_json_object
 
@@ -114,7 +124,7 @@ def _stock_family(config: Mapping[str, Any], where: str) -> Family:
     elif marked is not None and marked.network is not None:
         allowed = [marked.network.partition(":")[2]]
     elif model_type == "llama" and MARK in config:  # saved again by transformers
-        allowed += ["FullPrecisionLlama"]
+        allowed += ["FullPrecisionLlama", "FirstAloneLlama"]
     _check_architecture(config, where, allowed)
     claiming = [one.name for one in FAMILIES.values() if one.causal == causal and model_type in one.model_types]
     if causal is True:
@@ -184,9 +194,11 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
             raise ModelError(f"{file}: mask_token_id: expected the id of the mask token, found None")
         fields |= {"is_causal": False, "mask_token_id": mask_id, MARK: family.name, MARK_ROTARY: full_precision}
     network = family.network or f"transformers:{BODIES[layout.body][1]}"
-    if family.network is None and layout.body == "llama" and (full_precision or fields.get(MARK_POSITIONS)):
-        variant = "FullPrecisionLlama" if full_precision else "LearnedPositionsLlama"
-        network = f"sinkscope.models.networks:{variant}"
+    variants = {"FullPrecision": full_precision, "LearnedPositions": fields.get(MARK_POSITIONS)}
+    variants |= {"FirstAlone": fields.get(MARK_FIRST)}
+    if family.network is None and layout.body == "llama" and any(variants.values()):
+        variant = next(name for name, given in variants.items() if given)
+        network = f"sinkscope.models.networks:{variant}Llama"
     return Converted(layout, network, fields, mask_id, eos_ids, unread)
 
 

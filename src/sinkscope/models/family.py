@@ -11,6 +11,7 @@ MARK = "sinkscope_family"
 """Key of config.json by which a family is known again once it was saved in transformers' own layout."""
 MARK_ROTARY = "sinkscope_full_precision_rotary"
 MARK_POSITIONS = "sinkscope_learned_positions"
+MARK_FIRST = "sinkscope_first_alone"
 """Key of config.json of a Llama with learned absolute positions instead of rotations."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -105,7 +106,7 @@ _LLAMA = Layout(
     optional=frozenset({"head_dim", "max_position_embeddings", "rms_norm_eps", "block_size"}),
     numbers=same("rms_norm_eps"),
     flags=same("tie_word_embeddings attention_bias mlp_bias"),
-    passed=_PASSED | {MARK_POSITIONS},
+    passed=_PASSED | {MARK_POSITIONS, MARK_FIRST},
     # Masks and caches of transformers read a window from any config.
     fixed={**NEVER, "sliding_window": Fixed((None,), None), "attention_chunk_size": Fixed((None,), None)},
     repeated={"layer_types": "full_attention"},

@@ -130,23 +130,15 @@ class MasklessHeadLlama(LlamaForCausalLM):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size - 1, bias=False)
 
 
-class BlockCausal:
-    """The layers of a network under a block-causal mask; it stands in front of the network in a class's bases."""
+class FirstAlone:
+    """The layers of a network whose first token sees only itself; it stands in front of the network in a class's
+    bases. Each token sees its own block and those before: the first token is one, all others are the second.
+    """
 
     embed_tokens: Any
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)  # type: ignore[call-arg]
-        self.block_length: int = config.block_size
-
-    @contextmanager
-    def blocks_of(self, length: int) -> Iterator[None]:
-        """Mask blocks of another length while the body runs."""
-        before, self.block_length = self.block_length, length
-        try:
-            yield
-        finally:
-            self.block_length = before
+    def _blocks(self, places: Tensor) -> Tensor:
+        return (places > 0).long()
 
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any
@@ -164,13 +156,43 @@ class BlockCausal:
             shown = attention_mask.bool()
             real = shown if shown.ndim == 2 else shown.any(dim=2).any(dim=1)
         places = (real.long().cumsum(-1) - 1).clamp(min=0)
-        block = places // self.block_length
+        block = self._blocks(places)
         seen = ((block[:, None, :] <= block[:, -queries:, None]) & real[:, None, :])[:, None]
         if attention_mask is not None and attention_mask.ndim == 4:
             seen = seen & attention_mask.bool()
         position_ids = places[:, -queries:] if position_ids is None else position_ids
         mask = mask_for(self, seen)
         return super().forward(attention_mask=mask, position_ids=position_ids, inputs_embeds=embeds, **kwargs)  # type: ignore[misc]
+
+
+class BlockCausal(FirstAlone):
+    """The layers of a network under a block-causal mask, of blocks of one length."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        self.block_length: int = config.block_size
+
+    def _blocks(self, places: Tensor) -> Tensor:
+        return places // self.block_length
+
+    @contextmanager
+    def blocks_of(self, length: int) -> Iterator[None]:
+        """Mask blocks of another length while the body runs."""
+        before, self.block_length = self.block_length, length
+        try:
+            yield
+        finally:
+            self.block_length = before
+
+
+class FirstAloneModel(FirstAlone, LlamaModel):
+    """Llama's layers, whose first token sees only itself."""
+
+
+class FirstAloneLlama(OtherBody, LlamaForCausalLM):
+    """`LlamaForCausalLM` that looks both ways, but for its first token, which sees only itself."""
+
+    body = FirstAloneModel
 
 
 class BlockCausalModel(BlockCausal, Qwen3Model):
