@@ -27,7 +27,10 @@ EVERYWHERE = {
     "runs",
 }
 ENTRIES = {"__init__", "__main__", "cli", "commands"}
-"""These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly."""
+"""These may import everything; all but ``__init__`` only inside a function, so that each command starts quickly, or as
+a package that imports its names when they are first used.
+"""
+LAZY = {""} | {stub.parent.name for stub in SOURCE.glob("*/__init__.pyi")}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "axes": set(),
@@ -121,7 +124,7 @@ def forbidden_imports(source: str, module: str, package: bool = False) -> list[s
     for one in imports_of_ours(source, module, package):
         target = PUBLIC_NAMES.get(one.target, one.target)
         if part in ENTRIES:
-            allowed = one.inside or part == "__init__" or target.split(".")[0] in EVERYWHERE | {part}
+            allowed = one.inside or part == "__init__" or target in LAZY or target.split(".")[0] in EVERYWHERE | {part}
             allowed = allowed or (part, target.split(".")[0]) in {("__main__", "cli"), ("cli", "commands")}
         else:
             mine = {part} | EVERYWHERE | MAY_IMPORT[part]
@@ -208,7 +211,7 @@ CLI = {"tyro", "docstring_parser", "typeguard", "rich", "pygments", "markdown_it
 MAY_LOAD = {
     "sinkscope": {"typing_extensions"},
     "sinkscope.traces, sinkscope.sinks": ARRAYS,
-    "sinkscope.figures": ARRAYS | {"jinja2", "markupsafe"},
+    "sinkscope.figures, sinkscope.figures.explorer": ARRAYS,
     "sinkscope.cli": CLI,
 }
 

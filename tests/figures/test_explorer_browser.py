@@ -217,7 +217,7 @@ def test_hostile_tokens_are_text(browser, tmp_path, monkeypatch):
 def test_a_served_page_computes_maps(browser, traces):
     attention = np.random.default_rng(0).dirichlet(np.ones(POSITIONS), POSITIONS).astype(np.float32)
     server = ExplorerServer(explore(traces), traces, lambda trace, step, layer, head: attention * (step == 2))
-    threading.Thread(target=server.http.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     page = browser.open(server.url + "#step=2&layer=0&head=1&second=-1")
     page.evaluate("document.querySelector('#map-on').click()")
     page.settle()
@@ -228,5 +228,5 @@ def test_a_served_page_computes_maps(browser, traces):
     page.move(box["x"] + 56 + side * 5.5 / POSITIONS, box["y"] + 6 + side * 7.5 / POSITIONS)
     assert f"{attention[7, 5]:.4f}"[:5] in page.text("#tip")
     assert page.complaints() == []
-    server.http.shutdown()
-    server.http.server_close()
+    server.shutdown()
+    server.server_close()

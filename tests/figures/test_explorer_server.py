@@ -24,14 +24,14 @@ def server(tmp_path_factory):
         return np.full((4, 5), step + layer / 10 + head / 100)
 
     found = ExplorerServer(explore([trace]), [trace], maps)
-    threading.Thread(target=found.http.serve_forever, daemon=True).start()
+    threading.Thread(target=found.serve_forever, daemon=True).start()
     yield found
-    found.http.shutdown()
-    found.http.server_close()
+    found.shutdown()
+    found.server_close()
 
 
 def ask(server, path, method="GET", **headers):
-    port = server.http.server_address[1]
+    port = server.server_address[1]
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request(method, path, headers={"Host": f"127.0.0.1:{port}"} | headers)
     answer = connection.getresponse()
@@ -39,7 +39,7 @@ def ask(server, path, method="GET", **headers):
 
 
 def test_the_page_and_every_tile_are_there_on_this_machine_only(server):
-    assert server.http.server_address[0] == "127.0.0.1"
+    assert server.server_address[0] == "127.0.0.1"
     status, content, _ = ask(server, "/")
     assert status == 200 and b'"served":true' in content and b"connect-src 'self'" in content
     for name, tile in server.explorer.tiles.content.items():
@@ -62,7 +62,7 @@ def test_only_the_page_itself_may_ask(server):
     for headers in ({"Host": "evil.example"}, {"Host": "127.0.0.1"}, {"Origin": "http://evil.example"}):
         for path in ("/", "/map?trace=0&step=0&layer=0&head=0"):
             assert ask(server, path, **headers)[0] == 403
-    port = server.http.server_address[1]
+    port = server.server_address[1]
     assert ask(server, "/", Origin=f"http://127.0.0.1:{port}")[0] == 200
     assert ask(server, "/", Host=f"localhost:{port}")[0] == 200
 

@@ -15,8 +15,7 @@ from wandering import (
     write_wandering,
 )
 
-from sinkscope.figures.incoming_attention import Cut
-from sinkscope.figures.style import figure_style
+from sinkscope.figures.style import Cut, figure_style
 
 
 def test_it_draws_the_columns_of_the_head_whose_sink_wanders(draw, rows_of, wandering):

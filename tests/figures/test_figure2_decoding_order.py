@@ -5,8 +5,16 @@ import pytest
 from sudden import MASK, ORDER, PROMPT, STEPS
 
 from sinkscope.figures.figure_steps import COMMITTED, MASKED, NEW, STATES, rightward, states_of
-from sinkscope.figures.incoming_attention import commits_of, last_canvas_of
 from sinkscope.figures.subject import FigureError, subject_of
+from sinkscope.traces import open_trace
+
+
+def with_tensors(folder, **changed):
+    """The subject of a trace with other tensors in memory; None for one that it does not hold."""
+    trace = open_trace(folder)
+    vars(trace)["tensors"] = tuple(name for name in trace.tensors if changed.get(name, 0) is not None)
+    vars(trace).update(changed)
+    return subject_of(trace)
 
 
 def test_it_lists_the_commits_in_order(draw, rows_of, sudden):
@@ -17,9 +25,9 @@ def test_it_lists_the_commits_in_order(draw, rows_of, sudden):
 
 
 def test_without_a_record_of_them_commits_are_read_from_the_canvases(sudden):
-    tokens, written = sudden.tokens[:], sudden.written[:]
-    expected = [row for row in commits_of(written, tokens, MASK).tolist() if row[0] < STEPS - 1]  # none shows the last
-    assert commits_of(None, tokens, MASK).tolist() == expected and len(expected) == STEPS - 1
+    expected = [row for row in subject_of(sudden).written.tolist() if row[0] < STEPS - 1]  # none shows the last
+    without = with_tensors(sudden.folder, written=None)
+    assert without.written.tolist() == expected and len(expected) == STEPS - 1
 
 
 def test_a_causal_model_has_no_order_to_show(draw, causal):
@@ -34,16 +42,16 @@ def test_the_caption_compares_each_step_with_the_one_before():
     assert rightward(written[:2]) is None and rightward(written[:0]) is None
 
 
-def test_a_position_that_is_masked_again_is_written_anew():
+def test_a_position_that_is_masked_again_is_written_anew(sudden):
     """Position 2 is committed in step 0, masked again in step 2 and written anew in step 5; position 3 in step 1."""
-    mask, steps = 1, 7
+    mask, steps = MASK, 7
     written, tokens = np.full((steps, 4), -1), np.array([[5, 6, mask, mask]] * steps)
     written[[0, 1, 2, 5], [2, 3, 2, 2]] = 9, 7, mask, 8
     for step in range(steps - 1):
         tokens[step + 1] = np.where(written[step] >= 0, written[step], tokens[step])
-    commits = commits_of(written, tokens, mask)
-    assert commits.tolist() == [[0, 2, 9], [1, 3, 7], [5, 2, 8]]
-    assert last_canvas_of(tokens, commits).tolist() == [5, 6, 8, 7]
+    one = with_tensors(sudden.folder, tokens=tokens, written=written)
+    assert one.written.tolist() == [[0, 2, 9], [1, 3, 7], [5, 2, 8]]
+    assert one.last_canvas.tolist() == [5, 6, 8, 7]
 
 
 def test_the_canvas_is_masked_until_a_position_is_written(sudden):

@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 from sudden import HEADS, LAYERS, POSITIONS, STEPS, sudden_columns, write_sudden
 
-from sinkscope.figures.incoming_attention import stays_of
-from sinkscope.figures.shuffled_steps import beyond_chance, p_of_drift, p_of_move
-from sinkscope.figures.subject import Flash, Jump, subject_of
+from sinkscope.figures.subject import Jump, beyond_chance, p_of_drift, p_of_move, stays_of, subject_of
 
 
 def test_the_planted_places_are_found(sudden):
     found = subject_of(sudden)
     assert found.jump == Jump(6, 0, 1, 3, 25, swap=False, held=found.jump.held, stayed=5)
-    assert found.flash == Flash(6, 1, 3, 19, 11.0)
+    assert found.flash == (6, 1, 3, 19, 11.0)
     assert [(one.layer, one.head) for one in found.moving] == [(0, 1), (0, 2)]
     assert [(one.layer, one.head, one.drift_per_step) for one in found.drifting] == [(0, 2, pytest.approx(-1))]
     assert (found.most_static.layer, found.most_static.head) == (0, 0)
@@ -34,8 +32,8 @@ def test_the_clearest_split_is_on_means_of_groups_that_are_large_enough(sudden):
         clarity = min(of_masked[one] - of_others[one], of_others[other] - of_masked[other])
         if one != other and clarity > best[0]:
             best = (clarity, (step, layer, head, one, other))
-    assert (split.step, split.layer, split.head, split.masked_key, split.unmasked_key) == best[1] == (5, 1, 1, 20, 2)
-    assert split.clarity == pytest.approx(best[0])
+    assert split[:5] == best[1] == (5, 1, 1, 20, 2)
+    assert split[5] == pytest.approx(best[0])
 
 
 def test_the_clearest_move_is_the_one_whose_places_hold_attention_for_long(sudden):
@@ -67,9 +65,9 @@ def test_a_head_that_is_asked_for_is_all_that_is_looked_at(sudden):
     assert found.place == (0, 2) and {(move.layer, move.head) for move in found.moves} == {(0, 2)}
     for one in (found.only, found.most_static, found.clearest, *found.drifting):
         assert (one.layer, one.head) == (0, 2)
-    assert (found.jump.head, found.flash.head) == (2, 2)
+    assert (found.jump.head, found.flash[2]) == (2, 2)
     of_layer = subject_of(sudden, place=(1, None))
-    assert of_layer.only is None and of_layer.flash == Flash(6, 1, 3, 19, 11.0) and of_layer.split.head == 1
+    assert of_layer.only is None and of_layer.flash == (6, 1, 3, 19, 11.0) and of_layer.split[2] == 1
     assert {one.layer for one in of_layer.heads} == {1}
     split = subject_of(sudden, place=(1, 1)).split
     assert split == subject_of(sudden).split, "the head keeps its number"
@@ -81,7 +79,7 @@ def test_a_flash_is_neither_in_the_first_nor_in_the_last_step_nor_lasts_two(tmp_
     columns[3:5, 0, 2, 6] = 11
     columns[[2, 8], 1, 3, 7] = 9, 10
     found = subject_of(write_sudden(tmp_path / "t", columns, columns * 0.5))
-    assert found.flash == Flash(8, 1, 3, 7, 10.0)
+    assert found.flash == (8, 1, 3, 7, 10.0)
 
 
 def test_only_stays_beyond_those_of_shuffled_steps_are_moves_and_only_several_moves_a_drift():

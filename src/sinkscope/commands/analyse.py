@@ -10,8 +10,7 @@ from sinkscope.commands.command import Command, Json, RolesFile, Rule, Switch, T
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
 
-LAB_BATCHES = 100
-"""Number of training batches that represent the training corpus of a lab model."""
+LAB_BATCHES = 100  # number of training batches that represent the training corpus of a lab model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +85,8 @@ class Analyse(Command):
         over = f"excess over {RULE_TEXTS[first.rule]} > {asked.excess:g} {asked.unit}"
         output.say_wrapped(f"{of}; {over}; {what} ({output.describe_interval(first.prompts)})\n")
         if self.versus and first.followed != second.followed:
-            output.say_wrapped(
-                f"movement: not comparable ({first.followed}, {second.followed}); see `sinkscope tracks`"
-            )
+            both = f"{first.followed}, {second.followed}"
+            output.say_wrapped(f"movement: not comparable ({both}); see `sinkscope tracks`")
         nulls = [] if self.all or self.versus else self._nulls(traces, first)
         output.print_statistics(rows + nulls, asked.excess, asked.unit, self.all)
         if roles is not None:
@@ -117,7 +115,6 @@ class Analyse(Command):
 
 
 def _print_places(analysis: Any) -> None:
-    """Print where the main sink of most heads stands, in most prompts."""
     found = Counter((one.position, text) for one, text in analysis.places if one is not None)
     if not found:
         return output.say("no head has a main sink")

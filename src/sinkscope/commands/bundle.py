@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+import sinkscope
 from sinkscope.commands.command import Command, Switch, default_is
 from sinkscope.commands.output import note
 from sinkscope.counts import counted
@@ -31,7 +32,7 @@ class Bundle(Command):
     check: Switch = False
 
     def run(self) -> None:
-        from sinkscope.traces import open_trace
+        from sinkscope.recorder.step_recorder import command_line
         from sinkscope.traces.bundles import open_bundle, unlisted_files, write_bundle
 
         if self.check == (self.out is not None):
@@ -42,14 +43,10 @@ class Bundle(Command):
             if more := unlisted_files(trace):
                 note(f"{self.trace}: not part of the bundle and not compared: {', '.join(more)}")
             return
-        trace, page = open_trace(self.trace), None
+        trace, page = sinkscope.open_trace(self.trace), None
         if self.page:
-            from sinkscope.figures.explorer import explore
-
-            explorer = explore([trace])
+            explorer = sinkscope.explore([trace])
             for text in explorer.document["notes"]:
                 note(text)
             page = explorer.page()
-        from sinkscope.recorder.step_recorder import command_line
-
         print(write_bundle(trace, self.out, self.precision, page, command_line()))

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
+import sinkscope
 from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName
 from sinkscope.commands.output import print_json, print_table
 from sinkscope.counts import counted
@@ -19,7 +20,6 @@ class Check(Command):
     json: Json = False
 
     def run(self) -> None:
-        import sinkscope
         from sinkscope.decoding.checking import check_model
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)

@@ -153,10 +153,6 @@ class TaskCommand(Command):
         same = {name: getattr(self, name) for name in "limit shots chat protocol allow_code_execution".split()}
         return {"tasks": tasks, "data": data, "settings": dict(self.sampler), **same}
 
-    def folder(self) -> Path:
-        """Return the folder for the results; raise CallError without one."""
-        return expect_out(self.out)
-
 
 def expect_out(out: Path | None) -> Path:
     """Return a folder for results; raise CallError without one."""

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from sinkscope.commands.command import Switch, TaskCommand, default_is
+import sinkscope
+from sinkscope.commands.command import Switch, TaskCommand, default_is, expect_out
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.errors import CallError, EvaluationError
 
@@ -37,12 +38,7 @@ class CompareCaches(TaskCommand):
     definitions: Switch = False
 
     def run(self) -> None:
-        from sinkscope.evaluation.cache_comparison import (
-            compare_caches,
-            comparison_table,
-            cost_of_comparison,
-            read_arms,
-        )
+        from sinkscope.evaluation import cache_comparison as caches
 
         if self.definitions:
             from sinkscope.decoding.caches.policy import cache_definitions, definitions_text
@@ -51,22 +47,21 @@ class CompareCaches(TaskCommand):
         if not self.model:
             raise CallError("expected a model: a built-in name, a folder, or a hub id; found none")
         budgets = [int(one) for one in self.budget.split(",") if one.strip()]
-        arms, asked = read_arms(self.policies, budgets), self.asked()
+        arms, asked = caches.read_arms(self.policies, budgets), self.asked()
         if self.dry_run:
             from sinkscope.evaluation.cost import card_of, cost_table
             from sinkscope.evaluation.task_plans import Request
 
-            costs = cost_of_comparison(self.model, Request(**asked), arms, card_of(self.gpu, self.tflops))
+            costs = caches.cost_of_comparison(self.model, Request(**asked), arms, card_of(self.gpu, self.tflops))
             return print_json(costs) if self.json else say(cost_table(costs))
-        out = self.folder()
-        import sinkscope
+        out = expect_out(self.out)
         from sinkscope.figures.run_figures import draw_accuracy_and_work
         from sinkscope.runs.folder import claimed_folder
 
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
-        document = compare_caches(model, arms=arms, out=out, batch=self.batch, **asked)
+        document = caches.compare_caches(model, arms=arms, out=out, batch=self.batch, **asked)
         with claimed_folder(out, EvaluationError):
             paths = draw_accuracy_and_work(document).save(out)
         for path in paths:
             note(str(path))
-        print_json(document) if self.json else say(comparison_table(document))
+        print_json(document) if self.json else say(caches.comparison_table(document))

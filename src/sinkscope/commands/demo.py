@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import sinkscope
+from sinkscope import figures
 from sinkscope.commands.command import Command, Overwrite
 from sinkscope.commands.output import note, say
 from sinkscope.errors import CallError, TraceError
@@ -43,10 +45,7 @@ class Demo(Command):
 
     def run(self) -> None:
         """Record each model, hide its largest keys, draw figures; print a sentence a model and the pages' paths."""
-        import sinkscope
         from sinkscope.evaluation.text_likelihood import text_likelihood
-        from sinkscope.figures import draw_figures, write_page
-        from sinkscope.figures.explorer import explore
         from sinkscope.figures.page import EXPLORER, REPORT
         from sinkscope.traces import claim_folder
 
@@ -88,27 +87,28 @@ class Demo(Command):
                     more, removed = f"{row['difference']:+.2f}", f"{row['removed_share']:.0%}"
                     rows.append([name, hide, f"{row['nats']:.2f}", more, removed, written])
             missing: list[str] = []
-            figures = draw_figures(traces, out / "figures", compare=len(traces) > 1, say=missing.append)
+            drawn = figures.draw_figures(traces, out / "figures", compare=len(traces) > 1, say=missing.append)
             columns = ["model", "hidden", "nats a token", "more", "attention removed", "writes"]
             tables = [{"title": "What hiding the main sink does", "columns": columns, "rows": rows, "caption": CAPTION}]
             command = f"sinkscope demo --out {out}"
-            explore(traces).write_page(out / EXPLORER)
-            page = write_page(traces, out / REPORT, figures=figures, tables=tables, notes=missing, command=command)
+            sinkscope.explore(traces).write_page(out / EXPLORER)
+            shown: dict[str, Any] = {"figures": drawn, "tables": tables, "notes": missing, "command": command}
+            page = figures.write_page(traces, out / REPORT, **shown)
             note(f"{time.monotonic() - started:.0f} s; the pages, the figures and the traces are in {out}")
         print(page, out / EXPLORER, sep="\n")
 
 
 def headline(trace: Any) -> str:
     """Return a sentence on the main sinks of a trace: where most heads have theirs, and the moves."""
-    from sinkscope.sinks import find_sinks, movement_test, track
+    from sinkscope.sinks import movement_test
     from sinkscope.sinks.followed_columns import Followed
     from sinkscope.sinks.tracking import place_of
 
-    sinks = find_sinks(trace)
+    sinks = sinkscope.find_sinks(trace)
     place = place_of(sinks, trace.tokens[:])
     if place is None:
         return "no head has a main sink."
-    tracks = track(sinks)
+    tracks = sinkscope.track(sinks)
     moves = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted).moves_per_head
     where = place.text(trace.token_text(place.token), Followed.of(trace).words(trace.steps))
     return f"{where}; main sinks move {moves:.2f} times a head in {trace.steps} steps."

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from sinkscope.commands.command import TaskCommand, default_is
+from sinkscope import evaluation, interventions
+from sinkscope.commands.command import TaskCommand, default_is, expect_out
 from sinkscope.commands.output import print_costs, say
 from sinkscope.errors import CallError
 
@@ -38,15 +39,13 @@ class Evaluate(TaskCommand):
     def run(self) -> None:
         from sinkscope.evaluation.results import collect
         from sinkscope.evaluation.running import run_in_jobs, run_share
-        from sinkscope.evaluation.tables import write_table
-        from sinkscope.interventions import split_rules
         from sinkscope.interventions.intervention import canonical_rule
 
         if not self.jobs:
             self.refuse("cluster job_options", "without --jobs")
         if self.method == "chain_rule":
             self.refuse("samples", "with --method chain_rule, which draws none")
-        rules, likelihood = split_rules(self.hide), {"method": self.method, "samples": self.samples}
+        rules, likelihood = interventions.split_rules(self.hide), {"method": self.method, "samples": self.samples}
         if not rules:
             raise CallError(f"--hide: expected rules separated by commas, such as none,top:1, found {self.hide!r}")
         asked = {**self.asked(), "hide": rules}
@@ -55,7 +54,7 @@ class Evaluate(TaskCommand):
             from sinkscope.evaluation.task_plans import Request, parts_of
 
             return print_costs(parts_of(self.model, Request(**asked)), self.gpu, self.tflops, self.json)
-        out = self.folder()
+        out = expect_out(self.out)
         arguments = {**asked, "out": out, "batch": self.batch}
         if self.jobs:
             run_in_jobs(self.model, self.device, self.dtype, arguments, self.jobs, self.cluster, self.job_options)
@@ -64,4 +63,4 @@ class Evaluate(TaskCommand):
         else:
             results = run_share(self.model, self.device, self.dtype, arguments)
         if results:
-            say(write_table(results, "json" if self.json else "text"))
+            say(evaluation.write_table(results, "json" if self.json else "text"))

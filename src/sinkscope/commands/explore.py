@@ -12,7 +12,7 @@ from typing import Annotated
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, open_and_check, roles_for_traces
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import TraceError
 from sinkscope.runs.folder import claimed_file
 
 
@@ -45,8 +45,8 @@ class Explore(Command):
     def run(self) -> None:
         from sinkscope.figures.explorer import ExplorerServer, explore
 
-        if self.serve and self.out is not None:
-            raise CallError("expected --out or --serve, found both")
+        if self.serve:
+            self.refuse("out", "with --serve")
         out = self.out or Path("explorer.html")
         is_page = out.suffix.lower() == ".html"
         traces = open_and_check(*self.traces)
@@ -64,7 +64,8 @@ class Explore(Command):
             note("Ctrl+C ends it")
             if self.browser:  # in a thread: Python waits for a browser of the terminal, which waits for the page
                 Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
-            server.serve()
+            with server:
+                server.serve_forever()
         if not server.begin_no_map():  # the end of Python would abort within torch
             sys.stdout.flush()
             os._exit(0)

@@ -8,8 +8,7 @@ from sinkscope.commands.command import Command, RolesFile, Switch, Traces, defau
 from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, open_and_check, roles_for_traces
 
-PLACED = {"1", "4", "6", "7", "8"}
-"""Figures of one layer or head."""
+PLACED = {"1", "4", "6", "7", "8"}  # figures of one layer or head
 
 
 @dataclass(frozen=True, kw_only=True)

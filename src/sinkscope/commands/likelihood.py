@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+import sinkscope
 from sinkscope.commands.command import Command, Device, Dtype, Json, ModelName, Switch, default_is
 from sinkscope.commands.output import print_json, say
 
@@ -39,11 +40,9 @@ class Likelihood(Command):
 
     def run(self) -> None:
         from sinkscope.evaluation.text_likelihood import read_texts, text_likelihood
-        from sinkscope.interventions.intervention import split_rules
-        from sinkscope.models import load
 
-        texts, rules = read_texts(self.text), split_rules(self.hide)
-        model = load(self.model, dtype=self.dtype, device=self.device)
+        texts, rules = read_texts(self.text), sinkscope.interventions.split_rules(self.hide)
+        model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
         settings = {"context": self.context, "answer": self.answer, "everywhere": self.everywhere}
         document = text_likelihood(model, texts, rules, limit=self.limit, out=self.out, **settings)
         if self.json:
@@ -61,9 +60,8 @@ class Likelihood(Command):
                 gain = moved["hidden"] - moved["without"]
                 if gain > max(moved["without"], row["removed_share"] / 2):
                     notes.append(f"{row['hide']}: the sink is rebuilt at position {gained}.")
-            lines.append(
-                [row["hide"], f"{row['nats']:.3f}", more, f"{row['removed_share']:.1%}" if hidden else "", gained]
-            )
+            taken = f"{row['removed_share']:.1%}" if hidden else ""
+            lines.append([row["hide"], f"{row['nats']:.3f}", more, taken, gained])
             notes += row["without_effect"]
         windows = f"{document['windows']} windows behind {self.context} each"
         title = f"{document['model']}: {rows[0]['nats']:.3f} nats per token, {document['tokens']} tokens in {windows}"

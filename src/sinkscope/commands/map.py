@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional
 
+import sinkscope
+from sinkscope import figures
 from sinkscope.commands.command import Command, Device, Json, default_is
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.counts import counted
@@ -44,12 +46,11 @@ class Map(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.traces import open_trace
         from sinkscope.traces.stored_maps import check_place, stored_map
 
         if self.out is not None and self.out.suffix not in SUFFIXES:
             raise CallError(f"--out {self.out}: expected a file that ends in {', '.join(SUFFIXES)}")
-        trace = open_trace(self.trace)
+        trace = sinkscope.open_trace(self.trace)
         if not trace.complete:
             note(f"{trace.folder}: incomplete, {counted(trace.steps, 'whole step')}")
         step, layer, head = place = check_place(trace, self.step, self.layer, self.head)
@@ -81,11 +82,7 @@ class Map(Command):
 
 def model_of(trace: Any, name: str | None = None, device: str = "cpu") -> Any:
     """Load the model that wrote a trace, from its place in the manifest or another, in the dtype it computed in."""
-    import sinkscope
-
     card = trace.manifest.get("model", {})
-    if not card.get("weight_hash"):
-        raise CallError(f"{trace.folder}: sinkscope did not load the model that wrote it; its maps cannot be computed")
     try:
         return sinkscope.load(name or str(card.get("name", "")), dtype=trace.manifest.get("dtype"), device=device)
     except (CallError, ModelError) as error:
@@ -118,7 +115,6 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
 
     import numpy as np
 
-    from sinkscope.figures import attention_map
     from sinkscope.figures.style import figure_style
     from sinkscope.traces.format import write_whole
 
@@ -131,6 +127,7 @@ def _write(trace: Any, attention: "np.ndarray", place: tuple[int, int, int], out
     else:
         with figure_style():
             written_by = {"Software" if out.suffix == ".png" else "Creator": "sinkscope"}
-            attention_map(trace, *place, attention).savefig(content, format=out.suffix[1:], metadata=written_by)
+            sheet = figures.attention_map(trace, *place, attention)
+            sheet.savefig(content, format=out.suffix[1:], metadata=written_by)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, content.getvalue())

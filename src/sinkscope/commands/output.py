@@ -6,11 +6,16 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+import sinkscope
+from sinkscope import roles, statistics
 from sinkscope.counts import counted
 from sinkscope.runs.files import json_text
 
-WIDTH = 80
-"""Of what is printed, in characters."""
+WIDTH = 80  # of what is printed, in characters
 STYLES = {"ok": "green", "FAILED": "red", "dispensable": "green", "needed": "red", "open": "yellow"}
 """Styles of cells that begin with a word, in a terminal."""
 HEADLINES = {
@@ -41,18 +46,11 @@ def say(*texts: object, sep: str = " ", end: str = "\n") -> None:
 
 def say_wrapped(text: str, style: str = "") -> None:
     """Print a text within `WIDTH`, in a style where there is a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
     Console(file=sys.stdout, width=WIDTH).print(Text(_harmless(text), style))
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[str]], texts: Collection[str]) -> None:
     """Print a table within `WIDTH`; the columns ``texts`` stand to the left, and wrap where they are too wide."""
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
     columns = [Column(one, justify="left" if one in texts else "right", no_wrap=one not in texts) for one in names]
     table = Table(*columns, box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for row in rows:
@@ -76,11 +74,9 @@ def print_json(document: Any) -> None:
 
 def open_and_check(*paths: Path) -> list[Any]:
     """Return the traces at paths after comparing their checksums; report incomplete and reduced ones."""
-    from sinkscope.traces import open_traces
-
     found: list[Any] = []
     for path in paths:
-        traces = open_traces(path)
+        traces = sinkscope.open_traces(path)
         whole = [one for one in traces if one.steps or one.complete] or traces  # the command reports that none has one
         for trace in traces:
             trace.verify()
@@ -101,14 +97,14 @@ def open_and_check(*paths: Path) -> list[Any]:
 
 def roles_for_traces(folder: Path | None, traces: Sequence[Any]) -> Any:
     """Return the roles in a folder, None without one; refuse those of another model, report other canvases."""
-    from sinkscope.roles import read_roles, roles_for
-
-    roles = None if folder is None else read_roles(folder)
+    if folder is None:
+        return None
+    found = roles.read_roles(folder)
     for model in (one.manifest.get("model", {}) for one in traces):
-        roles_for(model.get("weight_hash"), roles, model.get("config_hash"))
-    if roles is not None and (doubt := roles.doubt([one.manifest for one in traces])) is not None:
+        roles.roles_for(model.get("weight_hash"), found, model.get("config_hash"))
+    if (doubt := found.doubt([one.manifest for one in traces])) is not None:
         note(doubt)
-    return roles
+    return found
 
 
 def describe_interval(prompts: int) -> str:
@@ -119,8 +115,6 @@ def describe_interval(prompts: int) -> str:
 
 def print_statistics(rows: Iterable[dict[str, Any]], excess: float, unit: str, every: bool) -> None:
     """Print every statistic at one threshold, or `HEADLINES`; single layers are in the JSON only."""
-    from sinkscope.statistics import definition_of
-
     at, table, last = {"excess": excess, "unit": unit}, list[tuple[str, ...]](), ""
     rows = [row for row in rows if row["name"][-3:] != "_in" and {**at, **row["at"]}.items() >= at.items()]
     if not every:
@@ -134,7 +128,7 @@ def print_statistics(rows: Iterable[dict[str, Any]], excess: float, unit: str, e
         if "text" in place:
             place = {"token": cut(repr(place["token"] if place["text"] is None else place["text"]), 20)}
         label = ", ".join([f"  {short.replace('_', ' ')}", *(f"{name} {value}" for name, value in place.items())])
-        of = row.get("unit") or definition_of(row["name"]).unit
+        of = row.get("unit") or statistics.definition_of(row["name"]).unit
         factor, of = (100, f"%{of[5:]}") if of == "share" or of.startswith("share of") else (1, of)
         numbers = (row.get(name) for name in ("value", "low", "high"))
         value, *ends = ("–" if number is None else f"{factor * number:.4g}" for number in numbers)

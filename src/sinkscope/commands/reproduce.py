@@ -17,30 +17,20 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from sinkscope.commands.command import (
-    Command,
-    Device,
-    Dtype,
-    Gpu,
-    Json,
-    Switch,
-    TaskFiles,
-    Tflops,
-    default_is,
-    expect_out,
-    words,
-)
+import sinkscope
+from sinkscope import decoding
+from sinkscope.commands import command
 from sinkscope.commands.output import note, print_costs, print_json, say
 from sinkscope.errors import EvaluationError
+from sinkscope.runs.files import read_object, write_whole
+from sinkscope.runs.folder import claimed_folder, share_of_process
 
-TOP = 5
-"""Tokens in a row of Table 2."""
-EXCESS = 3.0
-"""ε of Eq. 3 in the figures and Table 2."""
+TOP = 5  # tokens in a row of Table 2
+EXCESS = 3.0  # ε of Eq. 3 in the figures and Table 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce(Command):
+class Reproduce(command.Command):
     """Make every table and figure of a paper from named checkpoints; the same command resumes after a kill.
 
     Attributes:
@@ -62,22 +52,22 @@ class Reproduce(Command):
     """
 
     paper: Positional[Literal["paper1", "paper2"]]
-    out: Annotated[Path | None, default_is("none, which only a dry run allows")] = None
+    out: Annotated[Path | None, command.default_is("none, which only a dry run allows")] = None
     models: str = "published"
-    dry_run: Switch = False
-    limit: Annotated[int | None, default_is("all")] = None
+    dry_run: command.Switch = False
+    limit: Annotated[int | None, command.default_is("all")] = None
     ks: str = "1,5,10"
     seeds: int = 3
     controls: str = "random,ranks"
     traces: int = 30
-    data: TaskFiles = ()
+    data: command.TaskFiles = ()
     batch: int = 8
-    allow_code_execution: Switch = False
-    device: Device = "cpu"
-    dtype: Dtype = None
-    gpu: Gpu = None
-    tflops: Tflops = None
-    json: Json = False
+    allow_code_execution: command.Switch = False
+    device: command.Device = "cpu"
+    dtype: command.Dtype = None
+    gpu: command.Gpu = None
+    tflops: command.Tflops = None
+    json: command.Json = False
 
     def run(self) -> None:
         from sinkscope.evaluation.protocols import LAB, PUBLISHED, paper1, paper2
@@ -86,25 +76,21 @@ class Reproduce(Command):
             self.refuse("ks seeds controls traces", "for paper2")
             parts = paper2(self.models, limit=self.limit)
         else:
-            models = {"published": PUBLISHED, "lab": LAB}.get(self.models) or words(self.models)
-            ks, controls = list(map(int, words(self.ks))), words(self.controls.replace("none", ""))
+            models = {"published": PUBLISHED, "lab": LAB}.get(self.models) or command.words(self.models)
+            ks, controls = list(map(int, command.words(self.ks))), command.words(self.controls.replace("none", ""))
             parts = paper1(models, ks=ks, seeds=self.seeds, controls=controls, limit=self.limit, traces=self.traces)
         if self.dry_run:
             return print_costs(parts, self.gpu, self.tflops, self.json)
-        expect_out(self.out)
+        command.expect_out(self.out)
         files = list(map(str, self.work(parts)))
         return print_json({"files": files}) if self.json else say(*files, sep="\n")
 
     def work(self, parts: Sequence[Any]) -> list[Path]:
         """Run the unfinished parts, model by model; return the files written, by the first process of torchrun."""
-        from sinkscope.evaluation import evaluate
         from sinkscope.evaluation.protocols import beside_paper2, check_folder
-        from sinkscope.evaluation.tables import write_table
         from sinkscope.evaluation.task_plans import data_of
         from sinkscope.evaluation.tasks import find_task, read_data_flags
-        from sinkscope.models import load
         from sinkscope.models.devices import own_device
-        from sinkscope.runs.folder import claimed_folder, share_of_process
 
         first, data = share_of_process().index == 0, read_data_flags(self.data)
         results, traces = dict[str, list[Any]](), dict[str, list[Any]]()
@@ -114,7 +100,7 @@ class Reproduce(Command):
         with claimed_folder(self.out, EvaluationError) if first else nullcontext():
             for name in dict.fromkeys(part.model for part in parts):
                 mine, place = [part for part in parts if part.model == name], name.replace("/", "--")
-                model = load(mine[0].folder or name, dtype=self.dtype, device=own_device(self.device))
+                model = sinkscope.load(mine[0].folder or name, dtype=self.dtype, device=own_device(self.device))
                 if (found := model.card.hidden_size) != mine[0].shape.hidden:
                     note(f"{name}: its width is {found}, {mine[0].shape.hidden} in the paper; it is another checkpoint")
                 for part in mine:
@@ -128,25 +114,22 @@ class Reproduce(Command):
                         request |= {"limit": part.prompts, "shots": part.shots, "settings": part.settings}
                         how = {"batch": self.batch, "allow_code_execution": self.allow_code_execution}
                         out = self.out / "evaluations" / place / part.task
-                        results.setdefault(name, []).extend(evaluate(model, out=out, **request, **how))
+                        results.setdefault(name, []).extend(sinkscope.evaluate(model, out=out, **request, **how))
             if not first:
                 return []
             if self.paper == "paper2":
                 return _written({self.out / "paper2.md": beside_paper2(results)})
             rows = [one for found in results.values() for one in found]
             forms: dict[str, Any] = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json"} if rows else {}
-            tables = {self.out / f"table1.{end}": write_table(rows, form) for end, form in forms.items()}
+            tables = {
+                self.out / f"table1.{end}": sinkscope.evaluation.write_table(rows, form) for end, form in forms.items()
+            }
             return [*_written(tables), *(_draw(traces, self.out) if any(traces.values()) else ())]
 
 
 def _record(model: Any, part: Any, task: Any, out: Path) -> list[Any]:
     """Record a part, one folder a prompt, and return its traces; those of an equal run are kept."""
-    from sinkscope.decoding import described, generate, resolve_settings
-    from sinkscope.recorder import recording
-    from sinkscope.runs.files import read_object
-    from sinkscope.traces import open_trace
-
-    settings, traces = described(resolve_settings(model.family, **part.settings)), []
+    settings, traces = decoding.described(decoding.resolve_settings(model.family, **part.settings)), []
     card = {name: getattr(model.card, name) for name in ("weight_hash", "config_hash", "dtype")}
     for index, problem in enumerate(task.problems()[: part.prompts]):
         folder, stamp = out / f"{index:06d}", out / f"{index:06d}.json"
@@ -154,16 +137,15 @@ def _record(model: Any, part: Any, task: Any, out: Path) -> list[Any]:
         if read_object(stamp) != wanted:
             if (folder / "manifest.json").exists():
                 shutil.rmtree(folder)  # an earlier run of this command wrote it, was cut short or had other settings
-            with recording(model, out=folder):
-                generate(model, wanted["prompt"], **settings)
+            with sinkscope.recording(model, out=folder):
+                sinkscope.generate(model, wanted["prompt"], **settings)
             _written({stamp: json.dumps(wanted)})
             note(f"{part.model}: generation {index + 1} of {part.prompts} recorded")
-        traces.append(open_trace(folder))
+        traces.append(sinkscope.open_trace(folder))
     return traces
 
 
 def _draw(traces: Mapping[str, list[Any]], out: Path) -> list[Path]:
-    """Draw the figures of paper 1, and write its Table 2."""
     from sinkscope.figures import draw_figures
 
     drawn = draw_figures([one[0] for one in traces.values()], out / "figures", excess=EXCESS, compare=True)
@@ -179,18 +161,14 @@ def _draw(traces: Mapping[str, list[Any]], out: Path) -> list[Path]:
 
 def sink_tokens(traces: Sequence[Any], excess: float) -> dict[str, float]:
     """Return each token's share of all sinks over steps, layers, heads and traces, the most frequent token first."""
-    from sinkscope.sinks import find_sinks
-
     tally: Counter[str] = Counter()
     for trace in traces:
-        for token, count in Counter(find_sinks(trace, excess).token.tolist()).items():
+        for token, count in Counter(sinkscope.find_sinks(trace, excess).token.tolist()).items():
             tally[trace.token_text(token)] += count
     return {text: count / tally.total() for text, count in tally.most_common()}
 
 
 def _written(texts: Mapping[Path, str]) -> list[Path]:
-    from sinkscope.runs.files import write_whole
-
     for path, text in texts.items():
         write_whole(path, f"{text}\n".encode(), EvaluationError, "make room and run the same command again")
     return list(texts)

@@ -9,21 +9,14 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from sinkscope.commands.command import (
-    Command,
-    Device,
-    Gpu,
-    Json,
-    ModelName,
-    SamplerFlags,
-    Tflops,
-    default_is,
-    expect_out,
-    words,
-)
+import sinkscope
+from sinkscope import decoding, models, roles
+from sinkscope.commands import command
 from sinkscope.commands.output import WIDTH, cut, note, print_json, print_table, say
+from sinkscope.commands.trace import read_prompts
 from sinkscope.counts import counted
 from sinkscope.errors import CallError
+from sinkscope.progress import show_stages
 from sinkscope.runs.folder import expect_one_process
 
 COLUMNS = {
@@ -37,10 +30,7 @@ COLUMNS = {
     "to hide": "largest columns to hide until the predictions change; ? and ≥: the intervals leave it open",
 }
 GOES = {"to_substitutes": "subst.", "to_text": "text", "to_itself": "itself", "to_sink_token": "token"}
-MATCHED = 0.75
-"""A control that holds less than this share of the sink's attention is marked."""
-FP32 = 16
-"""How many times longer a graphics card takes in float32 than in bfloat16 (312 and 19.5 TFLOP/s on an A100)."""
+MATCHED = 0.75  # a control that holds less than this share of the sink's attention is marked
 MEASURED = {
     "taken.sink": "it takes of the attention of the queries that predict, in %",
     "committed_share": "of those being committed, in %",
@@ -59,7 +49,7 @@ UNMATCHED = "the control's keys hold much less attention than the sink, so that 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles(Command):
+class Roles(command.Command):
     """Measure whether each sink can go and what it adds, with evidence; the same command resumes after a kill.
 
     A head is listed where it has a sink in nine of ten canvases. Its sink is taken from that head alone, and the change
@@ -79,43 +69,40 @@ class Roles(Command):
         dry_run: prints what it costs at most (time, forward calls), and reads no weights.
     """
 
-    model: ModelName
-    out: Annotated[Path | None, default_is("none, which only a dry run allows")] = None
-    prompts: Annotated[Path | None, default_is("none")] = None
+    model: command.ModelName
+    out: Annotated[Path | None, command.default_is("none, which only a dry run allows")] = None
+    prompts: Annotated[Path | None, command.default_is("none")] = None
     problems: int = 48
     shots: int = 0
     canvases: int = 4
     rows: int = 32
     control_seed: int = 0
-    device: Device = "cpu"
+    device: command.Device = "cpu"
     dtype: Annotated[str, arg(help="float32, bfloat16 or float16; the last two are too coarse for small changes.")] = (
         "float32"
     )
-    head: Annotated[str | None, default_is("none")] = None
+    head: Annotated[str | None, command.default_is("none")] = None
     dry_run: bool = False
-    gpu: Gpu = None
-    tflops: Tflops = None
-    json: Json = False
-    sampler: SamplerFlags
+    gpu: command.Gpu = None
+    tflops: command.Tflops = None
+    json: command.Json = False
+    sampler: command.SamplerFlags
 
     def run(self) -> None:
-        import sinkscope
         from sinkscope.lab.prompts import answer_settings
-        from sinkscope.models import is_bundled
-        from sinkscope.progress import show_stages
-        from sinkscope.roles import LEAST, find_roles
 
         if not self.dry_run:
             expect_one_process("roles")
-            expect_out(self.out)
+            command.expect_out(self.out)
         if self.prompts is not None:
             self.refuse("problems shots", "with --prompts")
-        asked = [] if self.head is None else [read_head(one) for one in words(self.head)]
+        asked = [] if self.head is None else [read_head(one) for one in command.words(self.head)]
         texts, source = self._read_prompts()
-        own = answer_settings(self.model) if is_bundled(self.model) and "length" not in self.sampler else {}
+        own = answer_settings(self.model) if models.is_bundled(self.model) and "length" not in self.sampler else {}
         settings = {**own, **self.sampler}
-        if len(texts) < LEAST:
-            raise CallError(f"expected at least {LEAST} prompts, half of them to judge the heads, found {len(texts)}")
+        if len(texts) < roles.LEAST:
+            wanted = f"expected at least {roles.LEAST} prompts, half of them to judge the heads"
+            raise CallError(f"{wanted}, found {len(texts)}")
         if self.dry_run:
             return self._print_cost(texts, settings)
         model = sinkscope.load(self.model, dtype=self.dtype, device=self.device)
@@ -125,7 +112,7 @@ class Roles(Command):
                 raise CallError(f"--head {layer}.{head}: expected a layer and a head of {self.model}, 0.0 to {most}")
         how = {"canvases": self.canvases, "rows": self.rows, "control_seed": self.control_seed}
         with show_stages(self.model) as report:
-            found = find_roles(model, texts, out=self.out, on_progress=report, **how, **settings)
+            found = sinkscope.find_roles(model, texts, out=self.out, on_progress=report, **how, **settings)
         found = replace(found, source=source)
         for number, why in found.failed.items():
             note(f"prompt {number} is left out: {why}")
@@ -138,24 +125,20 @@ class Roles(Command):
             print_roles(found)
 
     def _print_cost(self, texts: Sequence[str], settings: Mapping[str, Any]) -> None:
-        from sinkscope.decoding import resolve_settings
         from sinkscope.evaluation.cost import card_of, estimate_passes, text_tokens
         from sinkscope.evaluation.task_plans import family_and_shape
         from sinkscope.lab.prompts import task_of
-        from sinkscope.roles import cost_of_roles
 
         family, shape = family_and_shape(self.model)
         how = (family, (shape.layers, shape.heads), len(texts), self.canvases, self.rows)
-        calls = cost_of_roles(*how, **settings)
-        length, card = resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
+        calls = roles.cost_of_roles(*how, **settings)
+        length, card = decoding.resolve_settings(family, **settings).length, card_of(self.gpu, self.tflops)
         if (self.device, self.gpu, self.tflops) == ("cpu", None, None):
             card = this_cpu()
         elif self.dtype == "float32" and self.tflops is None:
-            card = replace(card, tflops=card.tflops / FP32)
-        if self.prompts is None:
-            tokens = text_tokens(task_of(self.model), self.shots)
-        else:
-            tokens = round(sum(map(len, texts)) / len(texts) / 4)
+            card = replace(card, tflops=card.tflops / 16)  # an A100 does 312 TFLOP/s in bfloat16 and 19.5 in float32
+        own, given = text_tokens(task_of(self.model), self.shots), round(sum(map(len, texts)) / len(texts) / 4)
+        tokens = own if self.prompts is None else given
         canvas, writing = tokens + length, calls["generation"]
         written = len(texts) if family.causal else writing
         parts = (
@@ -175,7 +158,6 @@ class Roles(Command):
 
     def _read_prompts(self) -> tuple[list[str], dict[str, str | int]]:
         """Return the prompts and their source, which is stored with the roles."""
-        from sinkscope.commands.trace import read_prompts
         from sinkscope.lab.prompts import problem_prompts, task_of
 
         if self.prompts is not None:
@@ -208,10 +190,8 @@ def heading(found: Any) -> str:
 
 def print_roles(found: Any) -> None:
     """Print what each class costs together, a line for each head, why heads are undecided, and what it all means."""
-    from sinkscope.roles import NEEDS, ROLES
-
     rows = []
-    for name in (*NEEDS, *ROLES):
+    for name in (*roles.NEEDS, *roles.ROLES):
         known = found.together.get(name, {})
         costs = [_in_words(known.get(f"kl.{rule}"), 3) for rule in ("sink", "sink.zero", "rowmass")]
         rows.append((name, str(found.count(name)), costs[0], *(one.partition(" (")[0] for one in costs[1:])))

@@ -42,13 +42,13 @@ class Sinks(Command):
             if not self.json:
                 _print_sinks(trace, found, place)
                 continue
-            document = {
-                "trace": str(trace.folder),
-                "complete": trace.complete,
+            document: dict[str, Any] = {"trace": str(trace.folder), "complete": trace.complete}
+            document |= {
                 "excess": self.excess,
                 "unit": self.unit,
+                "rule": found.rule,
+                "main_sink": None if place is None else vars(place),
             }
-            document |= {"rule": found.rule, "main_sink": None if place is None else vars(place)}
             document |= dict(zip(("steps", "layers", "heads"), found.shape, strict=False))
             documents.append({**document, "sinks": found.rows(), "selected_share": found.selected_share})
         if self.json:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
+from sinkscope import evaluation
 from sinkscope.commands.command import Command, Json, required
 from sinkscope.commands.output import say
 
@@ -24,7 +25,5 @@ class Table(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.evaluation.results import read_results
-        from sinkscope.evaluation.tables import write_table
-
-        say(write_table(read_results(*self.results), "json" if self.json else self.format))
+        results = evaluation.read_results(*self.results)
+        say(evaluation.write_table(results, "json" if self.json else self.format))

@@ -8,17 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import sinkscope
+from sinkscope import decoding, models
 from sinkscope.commands.command import Command, Dtype, Json, ModelName, Overwrite, SamplerFlags, Switch, default_is
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, TraceError
+from sinkscope.progress import show_progress
 from sinkscope.runs.files import numbered, parse_json, read_text
 from sinkscope.runs.folder import claimed_folder, expect_one_process, share_of_process
 
-Prompt = str | list[dict[str, str]]
-"""A text, or the messages of a conversation."""
-MOST_COLUMNS = 256 * 10**6
-"""Bytes of a trace from which ``--keep auto`` keeps the largest columns only."""
+Prompt = str | list[dict[str, str]]  # a text, or the messages of a conversation
+MOST_COLUMNS = 256 * 10**6  # bytes of a trace from which ``--keep auto`` keeps the largest columns only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +63,6 @@ class Trace(Command):
     sampler: SamplerFlags
 
     def run(self) -> None:
-        import sinkscope
-        from sinkscope.decoding import make_batch, resolve_settings
-        from sinkscope.models import is_bundled
         from sinkscope.models.devices import own_device
 
         if self.keep != "statistics":
@@ -81,15 +79,15 @@ class Trace(Command):
         model = sinkscope.load(self.model, dtype=self.dtype, device=own_device(self.device))
         if self.name is not None:
             model = replace(model, card=replace(model.card, name=self.name))
-        settings = resolve_settings(model.family, **self.sampler)
-        raw = any(isinstance(prompt, str) for _, prompt in given) and not is_bundled(self.model)
+        settings = decoding.resolve_settings(model.family, **self.sampler)
+        raw = any(isinstance(prompt, str) for _, prompt in given) and not models.is_bundled(self.model)
         if raw and getattr(model.tokenizer, "chat_template", None):
             note(f"{self.model} has a chat template, which --chat applies; without it a chat model may say nothing")
         prompts, longest = list[Any](), 0
         for where, prompt in given:  # every prompt is checked before the first is written
             try:
                 encoded = model.encode(prompt) if isinstance(prompt, str) else model.chat(prompt)
-                make_batch(model, [encoded], [None], settings.length)
+                decoding.make_batch(model, [encoded], [None], settings.length)
                 prompts.append(prompt if isinstance(prompt, str) else encoded)
             except CallError as error:
                 raise CallError(f"{where}{error}") from error
@@ -110,8 +108,6 @@ class Trace(Command):
         self._record(model, prompts, settings, rule, keep)
 
     def _check_flags(self, rule: Any) -> None:
-        from sinkscope.models import check_name, is_bundled
-
         if self.keep not in ("top", "auto"):
             self.refuse("top", "without --keep top")
         if not self.chat:
@@ -120,36 +116,30 @@ class Trace(Command):
             self.refuse("keep_maps", "without a trace")
         if not rule.idle or self.sampler.get("cache", "none") != "none":
             self.refuse("keep_maps", "with --hide and --cache: maps are recomputed without them")
-        check_name(self.model)
+        models.check_name(self.model)
         flags = {"--prompt": self.prompt, "--prompts": self.prompts, "--problem": self.problem}
         given = [flag for flag, value in flags.items() if value is not None]
-        if len(given) > 1 or (not given and not is_bundled(self.model)):
+        if len(given) > 1 or (not given and not models.is_bundled(self.model)):
             found = " and ".join(given) or "none"
             raise CallError(f"expected one of --prompt TEXT, --prompts FILE and --problem N, found {found}")
 
     def _read_prompts(self) -> Iterable[tuple[str, Prompt]]:
         """Return each prompt behind its place, which begins messages about it; with --chat as messages."""
-        if self.prompt is not None:
-            return [("", self._in_chat(self.prompt))]
-        if self.prompts is not None:
-            return [(where, self._in_chat(prompt)) for where, prompt in numbered_prompts(self.prompts)]
-        from sinkscope.lab.prompts import problem_prompt, task_of
+        if self.prompt is None and self.prompts is None:
+            from sinkscope.lab.prompts import problem_prompt, task_of
 
-        return [("", problem_prompt(task_of(self.model), self.problem or 0)["prompt"])]
-
-    def _in_chat(self, prompt: Prompt) -> Prompt:
-        if not self.chat or not isinstance(prompt, str):
-            return prompt
+            return [("", problem_prompt(task_of(self.model), self.problem or 0)["prompt"])]
+        given = [("", str(self.prompt))] if self.prompts is None else numbered_prompts(self.prompts)
+        if not self.chat:
+            return given
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": prompt}]
+        chats = ((place, one, [*system, {"role": "user", "content": one}]) for place, one in given)
+        return [(place, chat if isinstance(one, str) else one) for place, one, chat in chats]
 
     def _generate(
         self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, keep: Any, **recording: Any
     ) -> tuple[Any, Any, list[Any]]:
         """Generate and record the answers; return the recorder, the effect of the rule, and the generations."""
-        import sinkscope
-        from sinkscope.progress import show_progress
-
         with (
             show_progress(settings.most_calls * len(prompts), self.model, "steps") as bar,
             sinkscope.recording(model, out=self.out, keep=keep, overwrite=self.overwrite, **recording) as recorder,
@@ -181,7 +171,6 @@ class Trace(Command):
             note(hiding.effect.sentence(hide))
 
     def _record_drift(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any) -> None:
-        """Measure the drift of keys and values over all prompts, and draw it."""
         from sinkscope.figures.run_figures import draw_drift
         from sinkscope.recorder.drift_recorder import drift_table
         from sinkscope.traces.format import DRIFT
@@ -228,11 +217,8 @@ def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hi
     """Generate answers to the prompts of this process under a rule, each alone, and add the statistics of those that
     are missing to a folder; return whether this process is the one that reports the complete folder.
     """
-    import sinkscope
-    from sinkscope.decoding import described
     from sinkscope.interventions.intervention import canonical_rule
     from sinkscope.models.fingerprints import fingerprints
-    from sinkscope.progress import show_progress
     from sinkscope.recorder.destinations import StatisticsDestination, merge_statistics
     from sinkscope.recorder.levels import recording_to
     from sinkscope.traces.statistics_folder import StatisticsFolder
@@ -245,7 +231,7 @@ def add_prompts(model: Any, prompts: Sequence[Any], out: Path, settings: Any, hi
         **fingerprints(model),
         "weight_hash": model.card.weight_hash,
         "dtype": model.card.dtype,
-        "sampler": {"name": model.family.sampler, **described(settings)},
+        "sampler": {"name": model.family.sampler, **decoding.described(settings)},
         "hide": hide,
         "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
     }
@@ -293,11 +279,10 @@ def read_places(text: str) -> list[tuple[int, int, int]]:
 def keep_maps(model: Any, folders: Sequence[Path], places: Sequence[tuple[int, int, int]]) -> None:
     """Store single maps with traces."""
     from sinkscope.recorder.attention_map import recompute_map
-    from sinkscope.traces import open_trace
     from sinkscope.traces.stored_maps import check_place, store_map
 
     for folder in folders:
-        trace = open_trace(folder)
+        trace = sinkscope.open_trace(folder)
         for place in places:
             if place[0] >= trace.steps:  # an autoregressive answer may end earlier
                 note(f"{folder}: no map of step {place[0]}, the trace has {counted(trace.steps, 'step')}")

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from sinkscope import emergence
 from sinkscope.commands.command import Command, Device, Switch, default_is
 from sinkscope.commands.output import say
 from sinkscope.errors import CallError
 from sinkscope.runs.folder import expect_one_process
 
-CANVASES = 24
-"""Held-out canvases on which sinks are measured."""
+CANVASES = 24  # held-out canvases on which sinks are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,6 @@ class Train(Command):
     watch: Annotated[int | None, default_is("never")] = None
 
     def run(self) -> None:
-        from sinkscope.emergence import TrainingWatch
         from sinkscope.emergence.history import measured_updates
         from sinkscope.lab.recipes import RECIPES
         from sinkscope.lab.run_folder import LOG, check_recipe, saved_update, weights_of
@@ -86,7 +85,7 @@ class Train(Command):
 
         def watch(network: Any, update: int) -> None:
             if every and update % every == 0:
-                TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
+                emergence.TrainingWatch(network, canvases, folder, every=every, name=recipe.name)(update)
 
         how = {"device": self.device, "command": " ".join(["sinkscope", *sys.argv[1:]])}
         print(train_checkpoint(recipe, self.out, texts=texts, watch=None if every is None else watch, **how))
@@ -96,7 +95,6 @@ class Train(Command):
             say("nats a token of held-out text: " + ", ".join(f"{name} {nats:.2f}" for name, nats in found.items()))
 
     def _adapted(self, recipe: Any) -> Any:
-        """Return a recipe with the flags of an adaptation."""
         if recipe.adaptation is None:
             self.refuse(
                 "rank mask_token align anneal base no_shift first_alone", f"with {recipe.name}, but with adapted"
@@ -125,11 +123,10 @@ def read_data(path: Path | None) -> Any:
 
 def held_out(recipe: Any, texts: Any, count: int) -> list[Any]:
     """Return canvases on which the sinks of a recipe's network are measured."""
-    from sinkscope.emergence import hold_out
     from sinkscope.lab.run_folder import held_out_rows
     from sinkscope.lab.starting_network import choose_tokenizer
 
     tokenizer = choose_tokenizer(recipe, texts)
     mask_id = None if recipe.objective == "next_token" else tokenizer.mask_token_id
     rows, shift = held_out_rows(recipe, tokenizer, texts, count), recipe.objective == "shifted_diffusion"
-    return hold_out(*rows, mask_id=mask_id, shift=shift)
+    return emergence.hold_out(*rows, mask_id=mask_id, shift=shift)

@@ -1,6 +1,5 @@
 """`watch-training`: measures the sinks of training runs at their snapshots, and draws how they are born."""
 
-import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,11 +7,13 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional
 
+from sinkscope import emergence
 from sinkscope.commands.command import Command, Json, Switch, default_is, required
 from sinkscope.commands.output import note, print_json, say
 from sinkscope.commands.train import CANVASES, held_out, read_data
 from sinkscope.errors import CallError, TrainingError
-from sinkscope.runs.folder import expect_one_process
+from sinkscope.progress import show_progress
+from sinkscope.runs.folder import claimed_folder, expect_one_process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +37,12 @@ class WatchTraining(Command):
     json: Json = False
 
     def run(self) -> None:
-        from sinkscope.emergence import open_emergence
         from sinkscope.emergence.history import MANIFEST, check_collection
         from sinkscope.figures.run_figures import FILE, draw_emergence
-        from sinkscope.runs.folder import claimed_folder
 
         expect_one_process("watch-training")
         fresh = [folder for folder in self.runs if not (folder / MANIFEST).exists()]
-        if not self.runs or len({_name_of(folder) for folder in fresh}) < len(fresh):
+        if not self.runs or len({folder.resolve().name for folder in fresh}) < len(fresh):
             found = "one of them twice" if fresh else "none"
             raise CallError(f"expected folders of training runs of different names, found {found}")
         for folder in fresh:
@@ -53,7 +52,7 @@ class WatchTraining(Command):
             self.refuse("data canvases roles", "for runs that were measured while they trained")
         with claimed_folder(self.out, TrainingError):
             check_collection(self.out, FILE)
-            measured = [open_emergence(self._measure(one) if one in fresh else one) for one in self.runs]
+            measured = [emergence.open_emergence(self._measure(one) if one in fresh else one) for one in self.runs]
             names, shown = Counter(run.name for run in measured), []
             for run, folder in zip(measured, self.runs, strict=True):
                 name = f"{run.name} ({folder})" if names[run.name] > 1 else run.name
@@ -67,10 +66,8 @@ class WatchTraining(Command):
 
     def _measure(self, folder: Path) -> Path:
         """Measure every snapshot of a run that is not measured yet, and return the folder of the measurements."""
-        from sinkscope.emergence import TrainingWatch
         from sinkscope.lab.run_folder import check_data, network_at, open_run
         from sinkscope.lab.starting_network import choose_tokenizer
-        from sinkscope.progress import show_progress
 
         run, texts = open_run(folder), read_data(self.data)
         check_data(run, texts)
@@ -78,17 +75,13 @@ class WatchTraining(Command):
         if missing := [str(update) for update in run.recipe.snapshots if update < last and update not in run.weights]:
             note(f"{folder}: the snapshots of updates {', '.join(missing[:5])} are missing; they are left out")
         tokenizer, canvases = choose_tokenizer(run.recipe, texts), held_out(run.recipe, texts, self.canvases)
-        out, how = self.out / _name_of(folder), {"roles": self.roles, "name": run.recipe.name}
+        out, how = self.out / folder.resolve().name, {"roles": self.roles, "name": run.recipe.name}
         with show_progress(len(run.weights), folder.name, "snapshots") as bar:
             for update in run.weights:
                 network, weights = network_at(run, update, tokenizer), run.checksums(update)
-                TrainingWatch(network, canvases, out, updates=[update], weights=weights, **how)(update)
+                emergence.TrainingWatch(network, canvases, out, updates=[update], weights=weights, **how)(update)
                 bar.advance()
         return out
-
-
-def _name_of(run: Path) -> str:
-    return os.path.basename(os.path.realpath(run))
 
 
 def as_plain(run: Any) -> dict[str, Any]:

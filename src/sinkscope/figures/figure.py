@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, ClassVar, Literal
 
 from sinkscope.errors import CallError, TraceError
-from sinkscope.figures.style import figure_style, letter, model_labels
+from sinkscope.figures.style import figure_style, model_labels
 from sinkscope.figures.subject import FigureError, Maps, OpenedStatistics, Place, Subject, open_statistics, subject_of
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.folder import claimed_folder, replaced_files
@@ -25,6 +26,7 @@ from sinkscope.traces import Trace, is_statistics
 from sinkscope.traces.format import write_together
 from sinkscope.traces.reading import as_trace
 
+Row = tuple[Any, ...]
 KINDS = ("png", "pdf", "svg", "csv")
 SIDE_BY_SIDE = 4  # more panels leave no room for their labels
 LONGEST = 60  # letters of a model's name in the name of a file, which may have 255 bytes
@@ -38,8 +40,8 @@ class DrawnFigure:
     title: str
     caption: str
     sheet: Any
-    header: tuple[str, ...]
-    rows: Sequence[Sequence[Any]] = field(repr=False)
+    header: Row
+    rows: Sequence[Row] = field(repr=False)
 
     def _repr_png_(self) -> bytes:
         return self.sheet._repr_png_()
@@ -51,7 +53,7 @@ class DrawnFigure:
             "pdf": {"Title": self.title, "Subject": self.caption, "Creator": "sinkscope", "CreationDate": None},
             "svg": {"Title": self.title, "Description": self.caption, "Creator": "sinkscope", "Date": None},
         }
-        contents: dict[str | Path, bytes] = {}
+        contents: dict[Path, bytes] = {}
         for kind in ("png", vector):
             file = io.BytesIO()
             with warnings.catch_warnings():
@@ -63,7 +65,7 @@ class DrawnFigure:
         csv.writer(table, lineterminator="\n").writerows([self.header, *self.rows])
         contents[Path(folder) / f"{self.file}{suffix}.csv"] = table.getvalue().encode()
         write_together(contents)
-        return [*map(Path, contents)]
+        return [*contents]
 
 
 class Figure(ABC):
@@ -78,15 +80,13 @@ class Figure(ABC):
         """Draw the subjects side by side, on common scales; raise FigureError where one lacks what the figure needs."""
 
     def drawn(
-        self,
-        subjects: Sequence[Subject],
-        sheet: Any,
-        caption: str,
-        header: tuple[str, ...],
-        rows: Sequence[Sequence[Any]],
+        self, subjects: Sequence[Subject], sheet: Any, caption: str, header: Row, rows: Sequence[Row]
     ) -> DrawnFigure:
         """Return the drawn figure, with letters on its panels and the names of the subjects in its title."""
-        letter(sheet)
+        panels = [one for one in sheet.axes if one.get_label() != "<colorbar>" and (one.has_data() or one.texts)]
+        for letter, axes in zip(ascii_lowercase, panels if len(panels) > 1 else (), strict=False):
+            look: dict[str, Any] = {"fontweight": "bold", "ha": "right", "va": "bottom", "annotation_clip": False}
+            axes.annotate(letter, (0, 1), (-9, 5), xycoords="axes fraction", textcoords="offset points", **look)
         title = f"{self.title} ({', '.join(one.label for one in subjects)})"
         return DrawnFigure(self.file, title, caption, sheet, header, rows)
 
@@ -219,3 +219,23 @@ def _file_names(labels: Sequence[str]) -> list[str]:
     names = [re.sub(r"(?:[^\w.]|_)+", "-", label).strip("-")[:LONGEST] for label in labels]
     same = len({name.casefold() for name in names}) < len(names)
     return [f"{name}-{number}" for number, name in enumerate(names, 1)] if same else names
+
+
+def of_newest(subjects: Sequence[Subject], text: str) -> str:
+    """Return a caption's sentence about the models whose sinks are followed in the newest queries, if there are any."""
+    newest = [one.followed for one in subjects if one.followed.newest]
+    kinds = dict.fromkeys(one.kind for one in newest)
+    queries = dict.fromkeys(one.queries_text for one in newest)
+    return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
+
+
+OF_MOVES = (
+    "A head moves where its main sink stays before and after a move for longer than in 95 % of the orders of the "
+    "steps, or drifts more than in 95 % of the orders of its stays, corrected for both and for the number of heads "
+    "(Benjamini and Hochberg); a change of rank between two sinks is no move."
+)
+RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
+OF_LINE = (
+    "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many "
+    "queries as there are tokens, or where sinks exceed uniform attention (a causal model's, by the rule uniform)."
+)

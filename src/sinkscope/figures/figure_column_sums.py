@@ -11,9 +11,9 @@ from matplotlib import colormaps
 from matplotlib.colors import LogNorm
 
 from sinkscope.counts import counted
-from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.style import BLUE, HEAT, SERIES, VERMILLION, WIDE, WIDER, new_sheet, number, plain, say
-from sinkscope.figures.subject import OF_LINE, RUNNING_SUMS, FigureError, Subject, of_newest
+from sinkscope.figures import style
+from sinkscope.figures.figure import OF_LINE, RUNNING_SUMS, DrawnFigure, Figure, Row, of_newest
+from sinkscope.figures.subject import FigureError, Subject
 from sinkscope.statistics import EPSILONS
 from sinkscope.statistics.norms import NORM_KINDS
 from sinkscope.statistics.step import BINS_PER_QUERY
@@ -34,22 +34,33 @@ class ColumnSums(Figure):
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
         wide = bin_width(subjects)
-        sheet = new_sheet(WIDER if len(subjects) > 1 else WIDE, 3.8)
+        sheet = style.new_sheet(style.WIDER if len(subjects) > 1 else style.WIDE, 3.8)
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True, sharey=True)[0]
-        rows: list[tuple[Any, ...]] = []
+        rows: list[Row] = []
         end = 0.0
         for axes, one in zip(grid, subjects, strict=True):
             counts = binned(one.quarters.sum(axis=0), wide)
             edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
-            _draw_histogram(axes, one, counts, edges)
-            line = number(math.nan if one.threshold_column_sum is None else one.threshold_column_sum)
+            axes.stairs(counts, edges, fill=True, color=style.BLUE, alpha=0.85, baseline=0.5)
+            axes.set(yscale="log", ylim=(0.5, None), xlabel="column sum, queries' worth of attention")
+            axes.axvline(1, color="black", linestyle=":", linewidth=1)
+            sinks, columns, line = one.summary.sinks, one.summary.columns, one.threshold_column_sum
+            share = f"{sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})"
+            if line is None:
+                words = f"dotted: one query's worth\n{one.by_rule}, ε = {one.summary.excess:g}, sinks are\n{share}"
+            else:
+                axes.axvline(line, color=style.VERMILLION, linestyle="--", linewidth=1.2)
+                words = f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
+                words += f"1 + ε(1 − 1/S) = {line:.2f}\nright of it: {share}"
+            axes.text(0.98, 0.97, words, transform=axes.transAxes, ha="right", va="top", fontsize="small")
+            queries = ", running sum over queries" if one.followed.newest else ""
+            axes.set_title(f"{style.plain(one.heading)},\nS = {one.positions_text}{queries}")
             end = max(end, float(edges[-1]))
-            bins = zip(map(number, edges[:-1]), map(number, edges[1:]), counts.tolist(), strict=True)
-            rows += [(one.label, *bin, line) for bin in bins]
-        grid[0].set_xlim(0, 1.03 * end)
-        grid[0].set_ylabel(f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
+            bins = zip(map(style.number, edges[:-1]), map(style.number, edges[1:]), counts.tolist(), strict=True)
+            rows += [(one.label, *bin, style.number(math.nan if line is None else line)) for bin in bins]
+        grid[0].set(xlim=(0, 1.03 * end), ylabel=f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
         found = ((one, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
-        say(sheet, *(f"{one.label}: {share:.2%} of the columns are sinks {one.by_rule}" for one, share in found))
+        style.say(sheet, *(f"{one.label}: {share:.2%} of the columns are sinks {one.by_rule}" for one, share in found))
         caption = (
             "A column sum is the attention that one token receives in one head at one step, in queries' worth: 1 where "
             "all tokens get alike. "
@@ -70,27 +81,7 @@ def bin_width(subjects: Sequence[Subject]) -> int:
 def binned(counts: np.ndarray, wide: int) -> np.ndarray:
     """Return counts […, bin] in bins ``wide`` times as wide, without the empty ones at the end."""
     last = int(np.flatnonzero(counts.reshape(-1, counts.shape[-1]).any(axis=0)).max(initial=0)) + 1
-    padding = [(0, 0)] * (counts.ndim - 1) + [(0, -last % wide)]
-    return np.pad(counts[..., :last], padding).reshape(*counts.shape[:-1], -1, wide).sum(axis=-1)
-
-
-def _draw_histogram(axes: Any, one: Subject, counts: np.ndarray, edges: np.ndarray) -> None:
-    axes.stairs(counts, edges, fill=True, color=BLUE, alpha=0.85, baseline=0.5)
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=0.5)
-    axes.axvline(1, color="black", linestyle=":", linewidth=1)
-    sinks, columns, line = one.summary.sinks, one.summary.columns, one.threshold_column_sum
-    share = f"{sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})"
-    if line is None:
-        words = f"dotted: one query's worth\n{one.by_rule}, ε = {one.summary.excess:g}, sinks are\n{share}"
-    else:
-        axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
-        words = f"dotted: an equal share for every token, 1\ndashed: Eq. 3, ε = {one.summary.excess:g}\n"
-        words += f"1 + ε(1 − 1/S) = {line:.2f}\nright of it: {share}"
-    axes.text(0.98, 0.97, words, transform=axes.transAxes, ha="right", va="top", fontsize="small")
-    queries = ", running sum over queries" if one.followed.newest else ""
-    axes.set_title(f"{plain(one.heading)},\nS = {one.positions_text}{queries}")
-    axes.set_xlabel("column sum, queries' worth of attention")
+    return np.add.reduceat(counts[..., :last], np.arange(0, last, wide), axis=-1)
 
 
 @final
@@ -107,31 +98,31 @@ class ColumnSumsByLayer(Figure):
         shares = [count / count.sum(axis=1, keepdims=True) for count in counts]
         norm = LogNorm(min(float(share[share > 0].min()) for share in shares), 1)
         height = float(np.clip(1.9 + 0.26 * max(map(len, shares)), 3.0, 6.0))
-        sheet = new_sheet(WIDER if len(subjects) > 1 else WIDE, height)
+        sheet = style.new_sheet(style.WIDER if len(subjects) > 1 else style.WIDE, height)
         grid = sheet.subplots(1, len(subjects), squeeze=False, sharex=True)[0]
-        rows: list[tuple[Any, ...]] = []
+        rows: list[Row] = []
         edges = np.arange(max(share.shape[1] for share in shares) + 1) * wide / BINS_PER_QUERY
-        colours = colormaps[HEAT].with_extremes(bad="white")
+        colours = colormaps[style.HEAT].with_extremes(bad="white")
         for axes, one, count, share in zip(grid, subjects, counts, shares, strict=True):
             across, up = edges[: share.shape[1] + 1], np.arange(len(share) + 1) - 0.5
             seen = np.where(share > 0, share, np.nan)
             image = axes.pcolormesh(across, up, seen, cmap=colours, norm=norm, rasterized=True)
             if (line := one.threshold_column_sum) is not None:
-                axes.axvline(line, color=VERMILLION, linestyle="--", linewidth=1.2)
+                axes.axvline(line, color=style.VERMILLION, linestyle="--", linewidth=1.2)
                 label = f" Eq. 3, ε = {one.summary.excess:g}"
-                axes.text(line, len(share) - 0.42, label, color=VERMILLION, fontsize="small", va="bottom")
-            axes.set_title(plain(one.heading), pad=14)
-            axes.set_xlabel("column sum, queries' worth of attention")
-            axes.set_xlim(0, edges[-1])
+                axes.text(line, len(share) - 0.42, label, color=style.VERMILLION, fontsize="small", va="bottom")
+            axes.set_title(style.plain(one.heading), pad=14)
+            axes.set(xlabel="column sum, queries' worth of attention", xlim=(0, edges[-1]))
             axes.set_yticks(np.arange(0, len(share), 1 if len(share) <= 16 else 4))
             for (layer, at), columns in np.ndenumerate(count):
-                rows.append((one.label, layer, number(edges[at]), number(edges[at + 1]), int(columns)))
+                rows.append((one.label, layer, style.number(edges[at]), style.number(edges[at + 1]), int(columns)))
         grid[0].set_ylabel("layer")
-        bar = sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01)
-        bar.set_label("share of the layer's columns\n(log scale; white: none)")
+        label = "share of the layer's columns\n(log scale; white: none)"
+        sheet.colorbar(image, ax=list(grid), aspect=25, pad=0.01, label=label)
         means = [np.nan_to_num([np.nanmean([0, *row]) for row in one.summary.mean_strength]) for one in subjects]
-        best = [f"layer {mean.argmax()} ({mean.max():.1f} queries' worth a head)" for mean in means]
-        say(sheet, *(f"{one.label}: sinks are strongest in {where}" for one, where in zip(subjects, best, strict=True)))
+        said = "{}: sinks are strongest in layer {} ({:.1f} queries' worth a head)"
+        best = ((one.label, mean.argmax(), mean.max()) for one, mean in zip(subjects, means, strict=True))
+        style.say(sheet, *(said.format(*one) for one in best))
         caption = (
             "The histogram of Figure 3, one row a layer; layer 0 is next to the embedding. "
             f"{OF_LINE}{of_newest(subjects, f'{RUNNING_SUMS}.')}{WIDE_BINS} What it does not show: which heads and "
@@ -150,21 +141,19 @@ class Thresholds(Figure):
     title = "Figure 10: tokens that are not sinks against ε"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        sheet = new_sheet(WIDE, 3.6)
+        sheet = style.new_sheet(style.WIDE, 3.6)
         grid, excess = sheet.subplots(1, 2, sharey=True), subjects[-1].summary.excess
-        rows: list[tuple[Any, ...]] = []
+        rows: list[Row] = []
         for at, (axes, (unit, name)) in enumerate(zip(grid, UNITS.items(), strict=True)):
-            for one, (colour, marker) in zip(subjects, cycle(SERIES), strict=False):
-                label, shares = f"{plain(one.label)}, S = {one.positions_text}", not_sinks(one)[at]
+            for one, (colour, marker) in zip(subjects, cycle(style.SERIES), strict=False):
+                label, shares = f"{style.plain(one.label)}, S = {one.positions_text}", not_sinks(one)[at]
                 looks: dict[str, Any] = {"color": colour, "marker": marker, "markevery": 4, "markersize": 4}
                 axes.plot(EPSILONS, shares * 100, linewidth=1.2, label=label, **looks)
                 place = (one.label, one.positions, unit)
-                pairs = zip(map(number, EPSILONS), map(number, shares), strict=True)
+                pairs = zip(map(style.number, EPSILONS), map(style.number, shares), strict=True)
                 rows += [(*place, *pair, one.summary.columns) for pair in pairs]
             axes.axvline(excess, color="black", linestyle=":", linewidth=0.9)
-            axes.set_xlabel(f"threshold ε,\n{name}")
-            axes.set_xlim(-0.2, 10.2)
-            axes.set_xticks(range(0, 11, 2))
+            axes.set(xlabel=f"threshold ε,\n{name}", xlim=(-0.2, 10.2), xticks=range(0, 11, 2))
             axes.grid(axis="y", color="#dddddd", linewidth=0.5)
         lowest = min(float(not_sinks(one).min()) for one in subjects) * 100
         span = max(100 - lowest, 1)
@@ -177,12 +166,8 @@ class Thresholds(Figure):
         grid[0].set_ylabel("tokens that are not sinks, %")
         sheet.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
         at = int(np.searchsorted(EPSILONS, PAPER_EPSILON))
-        found = ((one.label, not_sinks(one)[:, at]) for one in subjects)
-        both = [
-            f"{label}: {queries:.1%} of the tokens are no sinks at ε = 3 (in percent: {percent:.1%})"
-            for label, (queries, percent) in found
-        ]
-        say(sheet, *both)
+        said = "{}: {:.1%} of the tokens are no sinks at ε = 3 (in percent: {:.1%})"
+        style.say(sheet, *(said.format(one.label, *not_sinks(one)[:, at]) for one in subjects))
         caption = (
             "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns (of a "
             "causal model uniform attention) by more than ε. Left: column sums in queries' worth of attention. Right: columns in percent of all "
@@ -224,16 +209,15 @@ class SinkNorms(Figure):
             raise FigureError(f"the trace keeps no norms ({why})")
         kinds = [kind for kind in NORM_KINDS if any(kind in recorded_kinds(one) for one in with_norms)]
         many = len(with_norms) > 1
-        sheet = new_sheet(WIDER if many else WIDE, 5.2 if not many else 1.0 + 1.75 * len(kinds))
+        sheet = style.new_sheet(style.WIDER if many else style.WIDE, 5.2 if not many else 1.0 + 1.75 * len(kinds))
         if many:
             grid = sheet.subplots(len(kinds), len(with_norms), squeeze=False, sharex="col", sharey="row")
         else:
             grid = sheet.subplots(2, 2, squeeze=False).reshape(-1, 1)[: len(kinds)]
-        rows: list[tuple[Any, ...]] = []
+        rows: list[Row] = []
         for kind, panels in zip(kinds, grid, strict=True):
-            means = [
-                one.summary.norms.mean[NORM_KINDS.index(kind)] for one in with_norms if kind in recorded_kinds(one)
-            ]
+            at = NORM_KINDS.index(kind)
+            means = [one.summary.norms.mean[at] for one in with_norms if kind in recorded_kinds(one)]
             massive = any(np.nanmax(mean) > MASSIVE * np.nanmedian(mean[1]) for mean in means)
             for axes, one in zip(panels, with_norms, strict=True):
                 if kind in recorded_kinds(one):
@@ -241,7 +225,7 @@ class SinkNorms(Figure):
                 if kind == kinds[-1] or not many:
                     axes.set_xlabel("layer")
                 if many and kind == kinds[0]:
-                    axes.set_title(plain(one.heading))
+                    axes.set_title(style.plain(one.heading))
             for axes in panels:
                 axes.set_yscale("log", nonpositive="clip") if massive else axes.set_ylim(bottom=0)
             panels[0].set_ylabel(LABELS[kind] + " (log scale)" * massive)
@@ -252,7 +236,7 @@ class SinkNorms(Figure):
                 sinks, others = one.summary.norms.mean[NORM_KINDS.index("value")]
                 of = f"of the {counted(int((~np.isnan(sinks)).sum()), 'layer')} that have sinks"
                 parts.append(f"{one.label}: sinks have the smaller value norms in {int((sinks < others).sum())} {of}")
-        say(sheet, *(parts or (f"{one.label}: norms of sinks and of other tokens" for one in with_norms)))
+        style.say(sheet, *(parts or (f"{one.label}: norms of sinks and of other tokens" for one in with_norms)))
         caption = (
             "Euclidean norms of values and keys (per head, keys after rotation) and of the hidden state that enters "
             "the layer, for tokens that are sinks in a head and for all others, over steps, heads and "
@@ -268,12 +252,11 @@ def recorded_kinds(one: Subject) -> list[str]:
     return [kind for kind, total in zip(NORM_KINDS, one.summary.norms.total, strict=True) if total.any()]
 
 
-def _draw(axes: Any, one: Subject, kind: str) -> list[tuple[Any, ...]]:
-    """Draw means and standard deviations of sinks and others, and return the rows."""
+def _draw(axes: Any, one: Subject, kind: str) -> list[Row]:
     norms, at = one.summary.norms, NORM_KINDS.index(kind)
     means, spreads, effects = norms.mean[at], norms.deviation[at], norms.effect[at]
     layers = np.arange(means.shape[1])
-    looks = ((VERMILLION, "o", "sinks", -0.12), (BLUE, "s", "other tokens", 0.12))
+    looks = ((style.VERMILLION, "o", "sinks", -0.12), (style.BLUE, "s", "other tokens", 0.12))
     for mean, spread, (colour, marker, name, shift) in zip(means, spreads, looks, strict=True):
         look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.0, "elinewidth": 0.7}
         axes.errorbar(layers + shift, mean, spread, capsize=2, label=name, **look)
@@ -283,5 +266,6 @@ def _draw(axes: Any, one: Subject, kind: str) -> list[tuple[Any, ...]]:
     for layer in layers.tolist():
         for group, name in enumerate(("sinks", "others")):
             values = (means[group, layer], spreads[group, layer], effects[layer])
-            rows.append((one.label, kind, layer, name, *("" if np.isnan(value) else number(value) for value in values)))
+            texts = ("" if np.isnan(value) else style.number(value) for value in values)
+            rows.append((one.label, kind, layer, name, *texts))
     return rows

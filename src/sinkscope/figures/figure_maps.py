@@ -5,41 +5,25 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
-from jaxtyping import Float
 
-from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.incoming_attention import followed_columns
-from sinkscope.figures.panels import draw_map, scale_of_maps
-from sinkscope.figures.style import (
-    BLUE,
-    INK,
-    VERMILLION,
-    WIDE,
-    curve,
-    new_sheet,
-    number,
-    plain,
-    say,
-    token_label,
-    whole_numbers,
-)
-from sinkscope.figures.subject import OF_MOVES, FigureError, Flash, Jump, Split, Subject
+from sinkscope.figures import style
+from sinkscope.figures.figure import OF_MOVES, DrawnFigure, Figure, Row
+from sinkscope.figures.panels import draw_map, followed_columns, scale_of_maps
+from sinkscope.figures.subject import FigureError, Jump, Subject
 from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.followed_columns import followed_queries
 
 HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
 CLOSE = 0.9  # of the attention of the new main sink; an old one that has more has only lost its rank
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
-Rows = list[tuple[Any, ...]]
 
 
-def _mark(axes: Any, key: int, queries: int, colour: str = VERMILLION) -> None:
-    """Draw a triangle below a map at a key."""
+def _mark(axes: Any, key: int, queries: int, colour: str) -> None:
     looks: dict[str, Any] = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.4}
     axes.plot([key], [queries - 0.5], marker="^", color=colour, clip_on=False, zorder=5, **looks)
 
 
-def _map_rows(one: Subject, panel: str, place: tuple[int, int, int], attention: np.ndarray) -> Rows:
+def _map_rows(one: Subject, panel: str, place: tuple[int, int, int], attention: np.ndarray) -> list[Row]:
     """Return the shares of a map from `LEAST_SHARE` on."""
     at = np.argwhere(attention >= LEAST_SHARE).tolist()
     return [(one.label, panel, *place, query, key, format(attention[query, key], ".5g")) for query, key in at]
@@ -57,8 +41,8 @@ class SinkJump(Figure):
         jumping = [(one, jump) for one in subjects if (jump := one.jump) is not None]
         if not jumping:
             raise FigureError(f"no main sink{subjects[0].where} moves more than with the steps shuffled")
-        sheet = new_sheet(5.9 * len(jumping) if len(jumping) > 1 else WIDE, 5.6, apart=0.12)
-        rows: Rows = []
+        sheet = style.new_sheet(5.9 * len(jumping) if len(jumping) > 1 else style.WIDE, 5.6, apart=0.12)
+        rows: list[Row] = []
         for part, (one, jump) in zip(sheet.subfigures(1, len(jumping), squeeze=False)[0], jumping, strict=True):
             rows += _draw_jump(part, one, jump)
         caption = (
@@ -69,54 +53,43 @@ class SinkJump(Figure):
         return self.drawn([one for one, _ in jumping], sheet, caption, HEADER, rows)
 
 
-def _draw_jump(part: Any, one: Subject, jump: Jump) -> Rows:
+def _draw_jump(part: Any, one: Subject, jump: Jump) -> list[Row]:
     panels = part.subplot_mosaic([["before", "after"], ["over", "over"]], height_ratios=[2.5, 1])
-    rows: Rows = []
+    rows: list[Row] = []
     for name, step in (("before", jump.step), ("after", jump.step + 1)):
         attention = one.map(step, jump.layer, jump.head)
         image = draw_map(panels[name], one.trace, step, attention, f"step {step}")
-        _mark(panels[name], jump.before, len(attention), VERMILLION)
-        _mark(panels[name], jump.after, len(attention), BLUE)
+        _mark(panels[name], jump.before, len(attention), style.VERMILLION)
+        _mark(panels[name], jump.after, len(attention), style.BLUE)
         rows += _map_rows(one, name, (step, jump.layer, jump.head), attention)
     panels["before"].set_ylabel("query (position)")
     scale_of_maps(part, image, [panels["before"], panels["after"]])
-    share, axes = shares(one, jump), panels["over"]
-    what = "share of all attention"
-    for key, colour, marker in ((jump.before, VERMILLION, "o"), (jump.after, BLUE, "s")):
+    columns, axes, what = followed_columns(one.trace, jump.layer, jump.head), panels["over"], "share of all attention"
+    given = np.nansum(columns, axis=-1)
+    if "sink_token_columns" in one.trace.tensors:  # which has the rest
+        given = followed_queries(one.trace)
+    share = columns / given[:, None]
+    for key, colour, marker in ((jump.before, style.VERMILLION, "o"), (jump.after, style.BLUE, "s")):
         for step, value in enumerate(share[:, key]):
-            rows.append((one.label, what, step, jump.layer, jump.head, "all", key, number(value)))
-        curve(axes, share[:, key], colour, marker, f"key {key}: {what}")
+            rows.append((one.label, what, step, jump.layer, jump.head, "all", key, style.number(value)))
+        style.curve(axes, share[:, key], colour, marker, f"key {key}: {what}")
     if "self_attention" in one.trace.tensors:
         mean = np.nanmean(one.trace.self_attention[:, jump.layer, jump.head], axis=-1)
-        for step, value in enumerate(mean):
-            rows.append((one.label, "self-attention", step, jump.layer, jump.head, "mean", "itself", number(value)))
-        curve(axes, mean, INK, "", "self-attention, mean over queries", linestyle="--")
+        for step, value in enumerate(map(style.number, mean)):
+            rows.append((one.label, "self-attention", step, jump.layer, jump.head, "mean", "itself", value))
+        style.curve(axes, mean, style.INK, "", "self-attention, mean over queries", linestyle="--")
     axes.axvspan(jump.step, jump.step + 1, color="#e8e8e8", linewidth=0, zorder=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(-0.5, one.summary.steps - 0.5)
-    whole_numbers(axes.xaxis)
-    axes.set_xlabel("step (grey: the jump)")
+    axes.set(ylim=(0, None), xlim=(-0.5, one.summary.steps - 0.5), xlabel="step (grey: the jump)")
+    style.whole_numbers(axes.xaxis)
     axes.set_title("share of attention")  # as a label of the axis it would be cut off
     part.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    say(part, f"{one.label}, {one.head_name(jump.layer, jump.head)}: {_goes(one, jump)}")
-    return rows
-
-
-def _goes(one: Subject, jump: Jump) -> str:
-    """Tell a jump with the shares behind it: a change of rank is one of few thousandths."""
-    before, after = shares(one, jump)[jump.step + 1, [jump.before, jump.after]]
+    before, after = share[jump.step + 1, [jump.before, jump.after]]
     verb = "changes rank" if jump.swap or before > CLOSE * after else "moves"
     shares_after = f"key {jump.after} has {after:.3f} of the attention, key {jump.before} {before:.3f}"
     among = f"; main sinks move in {len(one.moving)} of {len(one.heads)} heads{one.where}" * (one.only is None)
-    return f"after step {jump.step} the main sink {verb}: {shares_after}{among}"
-
-
-def shares(one: Subject, jump: Jump) -> Float[np.ndarray, "step key"]:
-    """Return each key's share of all attention in the head of the jump; a sink token has the rest."""
-    columns = followed_columns(one.trace, jump.layer, jump.head)
-    if "sink_token_columns" in one.trace.tensors:
-        return columns / followed_queries(one.trace)[:, None]
-    return columns / np.nansum(columns, axis=-1, keepdims=True)
+    goes = f"after step {jump.step} the main sink {verb}: {shares_after}{among}"
+    style.say(part, f"{one.label}, {one.head_name(jump.layer, jump.head)}: {goes}")
+    return rows
 
 
 @final
@@ -135,15 +108,26 @@ class QueryGroups(Figure):
                 "different keys (autoregressive models and --keep top have no masked queries)"
             )
         many, flashing = len(splitting) > 1, any(one.flash is not None for one, _ in splitting)
-        sheet = new_sheet(5.9 * len(splitting) if many else WIDE, 7.9 if flashing else 3.9, apart=0.12)
-        rows: Rows = []
+        sheet = style.new_sheet(5.9 * len(splitting) if many else style.WIDE, 7.9 if flashing else 3.9, apart=0.12)
+        rows: list[Row] = []
         for part, (one, split) in zip(sheet.subfigures(1, len(splitting), squeeze=False)[0], splitting, strict=True):
-            above, below = part.subfigures(2, 1, height_ratios=[1.25, 1]) if flashing else (part, None)
-            keys = f"masked queries attend most to key {split.masked_key}, the others to key {split.unmasked_key}"
-            say(above, f"{one.label}: in {one.head_name(split.layer, split.head)} {keys} in step {split.step}")
-            rows += _draw_split(above, one, split)
-            if (flash := one.flash) is not None:
-                rows += _draw_flash(below, one, flash)
+            above, below = part.subfigures(2, 1, height_ratios=[1.25, 1]) if flashing else (part, part)
+            step, layer, head, masked_key, unmasked_key, _ = split
+            keys = f"masked queries attend most to key {masked_key}, the others to key {unmasked_key}"
+            style.say(above, f"{one.label}: in {one.head_name(layer, head)} {keys} in step {step}")
+            rows += _draw_split(above, one, (step, layer, head))
+            if one.flash is None:
+                continue
+            middle, layer, head, key, _ = one.flash
+            grid = below.subplots(1, 3, sharey=True)
+            for axes, step in zip(grid, (middle - 1, middle, middle + 1), strict=True):
+                attention = one.map(step, layer, head)
+                image = draw_map(axes, one.trace, step, attention, f"step {step}")
+                _mark(axes, key, len(attention), style.VERMILLION)
+                rows += _map_rows(one, "one step", (step, layer, head), attention)
+            grid[0].set_ylabel("query (position)")
+            scale_of_maps(below, image, list(grid))
+            style.say(below, f"The strongest sink of one step: key {key}, {one.head_name(layer, head)}")
         caption = (
             "Above: the step and head in which masked and unmasked queries differ most clearly (at least 8 queries "
             "each): the map, and the mean over the queries of each group. Below: the strongest sink that lives for "
@@ -153,50 +137,32 @@ class QueryGroups(Figure):
         return self.drawn([one for one, _ in splitting], sheet, caption, HEADER, rows)
 
 
-def _draw_split(part: Any, one: Subject, split: Split) -> Rows:
+def _draw_split(part: Any, one: Subject, place: tuple[int, int, int]) -> list[Row]:
     panels = part.subplot_mosaic([["map", "means"]], width_ratios=[1, 1.15])
-    axes, place = panels["means"], (split.step, split.layer, split.head)
+    axes, step = panels["means"], place[0]
     attention = one.map(*place)
-    title = f"step {split.step}, {one.head_name(split.layer, split.head)}\ndark strip: masked queries"
-    draw_map(panels["map"], one.trace, split.step, attention, title)
+    title = f"step {step}, {one.head_name(*place[1:])}\ndark strip: masked queries"
+    draw_map(panels["map"], one.trace, step, attention, title)
     panels["map"].set_ylabel("query (position)")
-    masked = one.trace.masked[split.step, : len(attention)].astype(bool)
+    masked = one.trace.masked[step, : len(attention)].astype(bool)
     strip = panels["map"].inset_axes((1.015, 0, 0.03, 1), sharey=panels["map"])
     strip.imshow(masked[:, None], cmap="Greys", vmin=-0.2, vmax=1.2, aspect="auto", interpolation="nearest")
     strip.set_axis_off()
     rows = _map_rows(one, "split", place, attention)
-    for name, members, colour, marker, line in (
-        ("masked", masked, VERMILLION, "o", "-"),
-        ("unmasked", ~masked, BLUE, "s", "--"),
-    ):
+    looks = (("masked", masked, style.VERMILLION, "o", "-"), ("unmasked", ~masked, style.BLUE, "s", "--"))
+    for name, members, colour, marker, line in looks:
         mean = attention[members].mean(axis=0)
         key = int(mean.argmax())
-        token = plain(token_label(one.trace, int(one.prompt.canvas.tokens[split.step, key])))
+        token = style.plain(style.token_label(one.trace, int(one.prompt.canvas.tokens[step, key])))
         for at, value in enumerate(mean):
-            rows.append((one.label, f"mean of {name} queries", *place, name, at, number(value)))
+            rows.append((one.label, f"mean of {name} queries", *place, name, at, style.number(value)))
         label = f"{int(members.sum())} {name} queries: key {key} “{token}”"
         axes.plot(mean, color=colour, linestyle=line, linewidth=0.9, label=label)
         axes.plot([key], [mean[key]], marker, color=colour, markersize=5, markerfacecolor="white")
         _mark(panels["map"], key, len(attention), colour)
-    whole_numbers(axes.xaxis)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("key (position)")
-    axes.set_ylabel("mean share of attention")
+    style.whole_numbers(axes.xaxis)
+    axes.set(ylim=(0, None), xlabel="key (position)", ylabel="mean share of attention")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
-    return rows
-
-
-def _draw_flash(part: Any, one: Subject, flash: Flash) -> Rows:
-    grid = part.subplots(1, 3, sharey=True)
-    rows: Rows = []
-    for axes, step in zip(grid, (flash.step - 1, flash.step, flash.step + 1), strict=True):
-        attention = one.map(step, flash.layer, flash.head)
-        image = draw_map(axes, one.trace, step, attention, f"step {step}")
-        _mark(axes, flash.position, len(attention))
-        rows += _map_rows(one, "one step", (step, flash.layer, flash.head), attention)
-    grid[0].set_ylabel("query (position)")
-    scale_of_maps(part, image, list(grid))
-    say(part, f"The strongest sink of one step: key {flash.position}, {one.head_name(flash.layer, flash.head)}")
     return rows
 
 
@@ -213,8 +179,8 @@ class FirstAndLastMaps(Figure):
         if not chosen:
             raise FigureError("no head has a main sink, or there is only one step")
         many, lines = len(chosen) > 1, max(len(heads) for _, heads in chosen)
-        sheet = new_sheet(5.9 * len(chosen) if many else WIDE, 1.0 + (3.4 if many else 2.9) * lines)
-        rows: Rows = []
+        sheet = style.new_sheet(5.9 * len(chosen) if many else style.WIDE, 1.0 + (3.4 if many else 2.9) * lines)
+        rows: list[Row] = []
         for part, (one, heads) in zip(sheet.subfigures(1, len(chosen), squeeze=False)[0], chosen, strict=True):
             grid = part.subplots(lines, 2, squeeze=False)
             for axes in grid[len(heads) :].flat:
@@ -225,7 +191,7 @@ class FirstAndLastMaps(Figure):
                     attention = one.map(step, *place)
                     image = draw_map(axes, one.trace, step, attention, f"{one.head_name(*place)}, step {step}")
                     if (main := int(one.main[(step, *place)])) >= 0:
-                        _mark(axes, main, len(attention))
+                        _mark(axes, main, len(attention), style.VERMILLION)
                     if row < len(heads) - 1:
                         axes.set_xlabel("")  # the names of the next row stand below it
                     rows += _map_rows(one, why, (step, *place), attention)
@@ -235,7 +201,7 @@ class FirstAndLastMaps(Figure):
             (at, steps), *_ = Counter(stays[stays >= 0].tolist()).most_common(1)
             stays = f"at position {at} in {steps} of {len(stays)}"
             drift = f"{len(one.drifting)} of {len(one.heads)} heads{one.where} drift more than by chance"
-            say(part, f"{one.label}: a main sink stays {stays} steps; {drift}")
+            style.say(part, f"{one.label}: a main sink stays {stays} steps; {drift}")
         caption = (
             "Attention maps of the first and the last step. Fixed sink: the head whose main sink stays longest at one "
             "position. Drifts: the fastest to the left, else to the right, of the heads whose slope is steeper than "
@@ -251,9 +217,7 @@ def chosen_heads(one: Subject) -> list[tuple[str, HeadMovement]]:
         return [("asked for", one.only)]
     heads = [] if one.most_static is None else [("fixed sink", one.most_static)]
     if one.drifting:
-        drift = one.drifting[0].drift_per_step or 0
-        among = f"one of {len(one.drifting)} of {len(one.heads)} heads that drift"
-        heads.append(
-            (f"drifts {'left' if drift < 0 else 'right'}, {drift:+.2f} positions a step, {among}", one.drifting[0])
-        )
+        drift, among = one.drifting[0].drift_per_step or 0, f"one of {len(one.drifting)} of {len(one.heads)} heads"
+        where = f"drifts {'left' if drift < 0 else 'right'}, {drift:+.2f} positions a step, {among} that drift"
+        heads.append((where, one.drifting[0]))
     return heads

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Int
@@ -11,29 +11,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from sinkscope.figures.figure import DrawnFigure, Figure
-from sinkscope.figures.incoming_attention import (
-    Incoming,
-    draw_incoming,
-    followed_columns,
-    mean_name,
-    norm_of,
-)
-from sinkscope.figures.style import (
-    BLUE,
-    INK,
-    SKY,
-    VERMILLION,
-    WIDE,
-    new_sheet,
-    number,
-    plain,
-    say,
-    tick_label,
-    token_label,
-    whole_numbers,
-)
-from sinkscope.figures.subject import OF_MOVES, FigureError, Subject, of_newest
+from sinkscope.figures import style
+from sinkscope.figures.figure import OF_MOVES, DrawnFigure, Figure, Row, of_newest
+from sinkscope.figures.panels import Incoming, draw_incoming, norm_of
+from sinkscope.figures.subject import FigureError, Subject
 
 
 @final
@@ -48,31 +29,39 @@ class IncomingAttention(Figure):
         many = len(subjects) > 1
         root = "\n(colours by square root)" * many
         percent = many or subjects[0].followed.newest  # comparable between models
-        rows = list(zip(*(_panels(one, percent) for one in subjects), strict=True))
-        cuts = [above.drawn.cut(below.drawn.values) for above, below in zip(*rows, strict=True)]
-        sheet = new_sheet(4.2 * len(subjects) + 0.6 if many else WIDE, 5.4 if many else 4.6)
+        above, below = list[Incoming](), list[Incoming]()
+        for one in subjects:
+            chosen, strongest = one.only or one.clearest, np.unravel_index(one.largest.argmax(), one.largest.shape)
+            layer, head = map(int, strongest) if chosen is None else (chosen.layer, chosen.head)
+            above.append(Incoming.of(one, layer, head, percent))
+            below.append(Incoming.of(one, one.place[0], None, percent))
+        cuts = [head.cut(mean.values) for head, mean in zip(above, below, strict=True)]
+        sheet = style.new_sheet(4.2 * len(subjects) + 0.6 if many else style.WIDE, 5.4 if many else 4.6)
         grid = sheet.subplots(2, len(subjects), squeeze=False, height_ratios=[2, 1], sharex="col", sharey="col")
-        for row, panels in enumerate(rows):
-            norm = norm_of([panel.drawn.values for panel in panels], 0.5 if many else 1)
+        for row, panels in enumerate((above, below)):
+            norm = norm_of([panel.values for panel in panels], 0.5 if many else 1)
             for axes, panel, cut in zip(grid[row], panels, cuts, strict=True):
-                image = draw_incoming(axes, panel.drawn, norm, cut, panel.title, names=row == 0)
-            bar = sheet.colorbar(image, ax=list(grid[row]), aspect=(24, 12)[row], pad=0.015, extend="max")
+                one, title = panel.subject, f"{panel.name}, on a scale of its own"
+                if row == 0:
+                    title = f"{style.plain(one.heading)},\n{panel.name}, attention from {one.followed.queries_text}"
+                image = draw_incoming(axes, panel, norm, cut, title, names=row == 0)
             unit = "%" if percent else "queries' worth"
-            bar.set_label(unit if row else f"attention received, {unit}{root}")
+            label = unit if row else f"attention received, {unit}{root}"
+            sheet.colorbar(image, ax=list(grid[row]), aspect=(24, 12)[row], pad=0.015, extend="max", label=label)
             grid[row, 0].set_ylabel("step")
         for axes in grid[1]:
             axes.set_xlabel("position in the canvas (dashed: end of the prompt)")
-            whole_numbers(axes.yaxis)
+            style.whole_numbers(axes.yaxis)
         dot: dict[str, Any] = {"marker": ".", "linestyle": "none", "markersize": 4, "markeredgewidth": 0}
         handles = [
-            Patch(facecolor="none", edgecolor=VERMILLION, linewidth=1, label="main sink"),
-            Line2D([], [], color=INK, label="token written in this step", **dot),
+            Patch(facecolor="none", edgecolor=style.VERMILLION, linewidth=1, label="main sink"),
+            Line2D([], [], color=style.INK, label="token written in this step", **dot),
         ]
         sheet.legend(handles=handles, loc="outside lower center", ncols=2)
-        say(sheet, *(f"{one.label}: {one.headline}" for one in subjects))
+        style.say(sheet, *(f"{one.label}: {one.headline}" for one in subjects))
         value = "percent_of_attention" if percent else "column_sum"
         header = ("model", "panel", "layer", "head", "step", "position", "token", value, "marked", "committed")
-        lines = [line for panels in rows for panel in panels for line in _lines(panel)]
+        lines = [line for panel in (*above, *below) for line in _lines(panel)]
         first = subjects[0]
         which = f"the head{first.where} with the strongest sink, or the clearest move where a tenth of them move"
         caption = (
@@ -85,58 +74,26 @@ class IncomingAttention(Figure):
         return self.drawn(subjects, sheet, caption, header, lines)
 
 
-class _Panel(NamedTuple):
-    one: Subject
-    title: str
-    drawn: Incoming
-    layer: int | None
-    head: int | None
-
-
-def _panels(one: Subject, percent: bool) -> tuple[_Panel, _Panel]:
-    """Return the map of a head and that of a mean, in queries' worth, or in percent of all attention that they hold."""
-
-    def drawn(name: str, columns: np.ndarray, main: np.ndarray | None) -> Incoming:
-        if percent:
-            total = np.nansum(columns, axis=-1, keepdims=True)
-            columns = np.divide(100 * columns, total, out=np.zeros_like(columns), where=total > 0)
-        return Incoming(one.trace, name, columns, main, one.written, one.last_canvas, one.prompt_length)
-
-    chosen, largest = one.only or one.clearest, one.largest
-    place = np.unravel_index(int(largest.argmax()), largest.shape)
-    layer, head = map(int, place) if chosen is None else (chosen.layer, chosen.head)
-    name = one.head_name(layer, head)
-    title = f"{plain(one.heading)},\n{name}, attention from {one.followed.queries_text}"
-    above = drawn(name, followed_columns(one.trace, layer, head), one.main[:, layer, head])
-    of_layer, (layers, heads) = one.place[0], one.main.shape[1:]
-    mean = one.prompt.mean_columns
-    if of_layer is not None:
-        mean = np.mean([followed_columns(one.trace, of_layer, head) for head in range(heads)], axis=0)
-    name = mean_name(layers * heads if of_layer is None else heads, of_layer)
-    below = _Panel(one, f"{name}, on a scale of its own", drawn(name, mean, None), of_layer, None)
-    return _Panel(one, title, above, layer, head), below
-
-
-def _lines(panel: _Panel) -> Iterator[tuple[Any, ...]]:
-    one, drawn, kind = panel.one, panel.drawn, "mean" if panel.head is None else "head"
+def _lines(panel: Incoming) -> Iterator[Row]:
+    one, kind = panel.subject, "mean" if panel.head is None else "head"
     place = (kind, *("all" if at is None else at for at in (panel.layer, panel.head)))
-    committed = {(step, position): token for step, position, token in drawn.written.tolist()}
-    names = {token: token_label(one.trace, token) for token in {*np.unique(one.prompt.canvas.tokens).tolist()}}
-    shown = ~np.isnan(drawn.values)
+    committed = {(step, position): token for step, position, token in one.written.tolist()}
+    names = {token: style.token_label(one.trace, token) for token in {*np.unique(one.prompt.canvas.tokens).tolist()}}
+    shown = ~np.isnan(panel.values)
     for step, position in np.argwhere(shown).tolist():
-        marked = int(drawn.main is not None and drawn.main[step] == position)
-        value, commit = number(drawn.values[step, position]), int((step, position) in committed)
+        marked = int(panel.main is not None and panel.main[step] == position)
+        value, commit = style.number(panel.values[step, position]), int((step, position) in committed)
         token = names[int(one.prompt.canvas.tokens[step, position])]
         yield (one.label, *place, step, position, token, value, marked, commit)
     for (step, position), token in committed.items():  # behind the canvas, where an autoregressive model writes
         if position >= shown.shape[1] or not shown[step, position]:
-            yield (one.label, *place, step, position, token_label(one.trace, token), "", 0, 1)
+            yield (one.label, *place, step, position, style.token_label(one.trace, token), "", 0, 1)
 
 
 SNAPSHOTS = (0.2, 0.5, 0.8)
 MOST_CELLS = 64
 COMMITTED, NEW, MASKED, ABSENT = "committed before", "committed in this step", "masked", "not there yet"
-COLOURS = {COMMITTED: SKY, NEW: BLUE, MASKED: "#d9d9d9", ABSENT: "white"}
+COLOURS = {COMMITTED: style.SKY, NEW: style.BLUE, MASKED: "#d9d9d9", ABSENT: "white"}
 STATES = tuple(COLOURS)
 
 
@@ -159,31 +116,28 @@ class DecodingOrder(Figure):
         cells = max(min(MOST_CELLS, len(one.last_canvas) - one.prompt_length) for one in answering)
         lines = math.ceil(cells / wrap)
         height = 0.21 * (lines * len(SNAPSHOTS)) + 0.9
-        sheet = new_sheet(5.6 * len(answering) if many else WIDE, height + 3.3)
+        sheet = style.new_sheet(5.6 * len(answering) if many else style.WIDE, height + 3.3)
         grid = sheet.subplots(2, len(answering), squeeze=False, gridspec_kw={"height_ratios": [height, 2.6]})
-        limits = {"vmin": -0.5, "vmax": len(STATES) - 0.5}
-        colours: dict[str, Any] = {"cmap": ListedColormap(list(COLOURS.values())), **limits}
-        rows: list[tuple[Any, ...]] = []
+        colours: dict[str, Any] = {"cmap": ListedColormap([*COLOURS.values()]), "vmin": -0.5, "vmax": len(STATES) - 0.5}
+        rows: list[Row] = []
         for column, one in enumerate(answering):
             states = states_of(one)
             _snapshots(grid[0, column], one, states, wrap, lines)
             axes, first = grid[1, column], one.prompt_length
             extent = (first - 0.5, len(one.last_canvas) - 0.5, one.summary.steps - 0.5, -0.5)
             axes.imshow(states, aspect="auto", interpolation="nearest", extent=extent, **colours)
-            whole_numbers(axes.xaxis, axes.yaxis)
+            style.whole_numbers(axes.xaxis, axes.yaxis)
             axes.set_xlabel("position in the canvas (the answer)")
             for order, (step, position, token) in enumerate(one.written.tolist()):
-                rows.append((one.label, position, position - first, step, order, token_label(one.trace, token)))
+                rows.append((one.label, position, position - first, step, order, style.token_label(one.trace, token)))
         grid[1, 0].set_ylabel("step")
         look: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
         handles = [Patch(facecolor=colour, label=state, **look) for state, colour in COLOURS.items()]
         sheet.legend(handles=handles, loc="outside lower center", ncols=4 if sheet.get_figwidth() > 4 else 2)
-        parts = []
-        for one in answering:
-            right = rightward(one.written)
-            share = f"{right or 0:.0%} of the commits stand right of a token of the step before"
-            parts.append(f"{one.label}: {'one step commits all tokens' if right is None else share}")
-        say(sheet, *parts)
+        shares = [(one.label, rightward(one.written)) for one in answering]
+        beside = "of the commits stand right of a token of the step before"
+        told = ("one step commits all tokens" if right is None else f"{right:.0%} {beside}" for _, right in shares)
+        style.say(sheet, *(f"{label}: {text}" for (label, _), text in zip(shares, told, strict=True)))
         caption = (
             "How the answer is written. Above: the canvas at the start of three steps, with the tokens that the step "
             "commits (writes). Below: all steps. What it does not show: how sure the model was."
@@ -207,16 +161,16 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
     axes.set_axis_off()
     axes.set_xlim(0, wrap)
     cells, steps, top = min(MOST_CELLS, states.shape[1]), one.summary.steps, 0.0
-    labels = [plain(tick_label(one.trace, int(token), 7)) for token in one.last_canvas[one.prompt_length :][:cells]]
+    tokens = one.last_canvas[one.prompt_length :][:cells].tolist()
+    labels = [style.plain(style.tick_label(one.trace, token, 7)) for token in tokens]
     for part in SNAPSHOTS:
         step = min(steps - 1, round(part * steps))
         axes.text(0, top + 0.75, f"step {step}", fontsize="small", va="center", fontweight="bold")
         top += 1.1
         for place, label in enumerate(labels):
-            state = STATES[states[step, place]]
+            state, x, y = STATES[states[step, place]], place % wrap, top + place // wrap
             if state == ABSENT:
                 continue
-            x, y = place % wrap, top + place // wrap
             axes.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, facecolor=COLOURS[state], edgecolor="none"))
             if state != MASKED:
                 look = {"fontsize": "xx-small", "color": "white" if state == NEW else "black"}
@@ -224,7 +178,7 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
         top += lines + 0.35
     axes.set_ylim(top, 0)
     cut = f", first {cells} tokens of the answer" if cells < states.shape[1] else ""
-    axes.set_title(f"{plain(one.heading)}{cut}")
+    axes.set_title(f"{style.plain(one.heading)}{cut}")
 
 
 def rightward(written: Int[np.ndarray, "commit 3"]) -> float | None:

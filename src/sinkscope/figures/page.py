@@ -99,7 +99,6 @@ def _read(trace: Trace, tokens: Any) -> str:
 
 
 def _figure(path: Path) -> dict[str, Any]:
-    """Return a PNG with the title and the caption in its metadata."""
     from PIL import Image
 
     content = path.read_bytes()

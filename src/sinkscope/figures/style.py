@@ -2,12 +2,17 @@
 
 import io
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from sinkscope.counts import counted
 from sinkscope.notebook_card import visible
@@ -18,6 +23,8 @@ ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
 HEAT, LIGHT_HEAT = "viridis", "Blues"
 SERIES = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"), (PURPLE, "v"), (INK, "P"))
 WIDE, WIDER = 5.4, 11.0  # inches: readable in a column of a paper, and over its full width
+MARGIN, LEAST_CUT, GAP = 4, 30, 3
+"""Positions drawn beside each one that is kept, the fewest that are left out, and the room for these on the axis."""
 
 
 WIDTH: ContextVar[float | None] = ContextVar("WIDTH", default=None)
@@ -37,8 +44,7 @@ def figure_style(wide: bool = False, millimetres: int | None = None) -> Iterator
         matplotlib.rc("figure", titlesize=size + 1.5)
         matplotlib.rc("axes", titlesize=size, titlelocation="left", linewidth=0.6)
         matplotlib.rc("axes.spines", top=False, right=False)
-        matplotlib.rc("xtick", labelsize=size - 1)
-        matplotlib.rc("ytick", labelsize=size - 1)
+        matplotlib.rcParams.update({"xtick.labelsize": size - 1, "ytick.labelsize": size - 1})
         matplotlib.rcParams.update({"xtick.major.width": 0.6, "ytick.major.width": 0.6})
         matplotlib.rc("legend", fontsize=size - 1, frameon=False)
         matplotlib.rc("savefig", dpi=300 if millimetres else 160 if wide else 200)
@@ -77,14 +83,6 @@ def say(part: Any, *lines: str) -> None:
     part.suptitle("\n".join(textwrap.fill(plain(line), letters) for line in lines), x=0.01, ha="left")
 
 
-def letter(sheet: Any) -> None:
-    """Name the panels of a sheet a, b, c … where it has several."""
-    panels = [one for one in sheet.axes if one.get_label() != "<colorbar>" and (one.has_data() or one.texts)]
-    for name, axes in zip(ascii_lowercase, panels if len(panels) > 1 else (), strict=False):
-        look: dict[str, Any] = {"fontweight": "bold", "ha": "right", "va": "bottom", "annotation_clip": False}
-        axes.annotate(name, (0, 1), (-9, 5), xycoords="axes fraction", textcoords="offset points", **look)
-
-
 def whole_numbers(*axes: Any) -> None:
     """Put ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
@@ -105,6 +103,44 @@ def spread_out(places: Sequence[float], least: float, most: int) -> list[float]:
         if len(kept) < most and all(abs(place - other) >= least for other in kept):
             kept.append(place)
     return kept
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which positions of a canvas are drawn: the windows (first, end); long stretches with nothing to show are not."""
+
+    windows: tuple[tuple[int, int], ...]
+    width: int
+
+    @classmethod
+    def around(cls, kept: Iterable[int], width: int) -> "Cut":
+        windows = [[0, 0]]
+        for position in sorted({position for position in kept if 0 <= position < width}) or [0]:
+            if position - MARGIN - windows[-1][1] < LEAST_CUT:
+                windows[-1][1] = position + MARGIN + 1
+            else:
+                windows.append([position - MARGIN, position + MARGIN + 1])
+        windows[-1][1] = width if width - windows[-1][1] < LEAST_CUT else windows[-1][1]
+        return cls(tuple((first, min(end, width)) for first, end in windows if end), width)
+
+    @cached_property
+    def places(self) -> Float[np.ndarray, " position"]:
+        """Where each position is drawn; NaN where it is left out."""
+        places, at = np.full(self.width, np.nan), 0.0
+        for first, end in self.windows:
+            places[first:end] = at + np.arange(end - first)
+            at += end - first + GAP
+        return places
+
+    def ticks(self) -> list[int]:
+        """Return positions for ticks: the first of each window, then round ones."""
+        places, most = self.places, 9
+        drawn = np.nanmax(places) + 1
+        round_steps = (one * 10**power for power in count() for one in (1, 2, 5))
+        step = next(one for one in round_steps if drawn / one <= most)
+        wanted = [*(first for first, _ in self.windows), *range(0, self.width, step)]
+        there = {float(places[position]): position for position in wanted if not np.isnan(places[position])}
+        return [there[place] for place in sorted(spread_out([*there], drawn / (1.6 * most), 2 * most))]
 
 
 def number(value: Any) -> str:

@@ -6,18 +6,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError
-from sinkscope.figures.incoming_attention import Place, check_head, commits_of, last_canvas_of, stays_of
-from sinkscope.figures.shuffled_steps import beyond_chance, p_of_drift, p_of_move
 from sinkscope.figures.style import model_label, tick_label
 from sinkscope.roles.head_roles import Roles, roles_for
 from sinkscope.sinks import HeadMovement
+from sinkscope.sinks.drift import slopes
 from sinkscope.sinks.finding import check_reach
 from sinkscope.sinks.followed_columns import Followed, columns_add_up, followed_queries
 from sinkscope.sinks.tracking import head_movement
@@ -26,8 +25,11 @@ from sinkscope.statistics.groups import GroupSinks
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace, read_statistics
 from sinkscope.traces.reading import expect_steps
+from sinkscope.traces.stored_maps import check_place
 
 MANY_MOVE = 0.1  # of the heads: from there on figures show one that moves
+SHUFFLES, LEVEL = 999, 0.05
+Place = tuple[int | None, int | None]
 Maps = Callable[[Trace, int, int, int], np.ndarray]
 
 
@@ -49,27 +51,6 @@ class Jump:
     stayed: int = field(compare=False)
 
 
-class Split(NamedTuple):
-    """A step in which masked and unmasked queries attend most to different keys, each more to its own, by clarity."""
-
-    step: int
-    layer: int
-    head: int
-    masked_key: int
-    unmasked_key: int
-    clarity: float
-
-
-class Flash(NamedTuple):
-    """A sink that lives for one step, neither the first nor the last."""
-
-    step: int
-    layer: int
-    head: int
-    position: int
-    column_sum: float
-
-
 @final
 @dataclass(frozen=True)
 class OpenedStatistics:
@@ -88,18 +69,22 @@ def open_statistics(folder: str | Path) -> OpenedStatistics:
 @final
 @dataclass(frozen=True)
 class Subject:
-    """One model in a figure: its label, its numbers over all prompts (``summary``), the trace and its step-by-step
-    numbers (None for statistics), ``maps`` (None without a model), ``place``: layer and head, None if not asked for.
+    """One model in a figure: its label, ε, the trace or ``statistics`` of many, ``maps`` (None without a model),
+    ``place``: layer and head, None if not asked for. All numbers are computed when they are first used.
     """
 
     label: str
     manifest: dict[str, Any] = field(repr=False)
-    summary: Summary = field(repr=False)
+    excess: float
     recorded: Trace | None = None
-    recorded_prompt: PromptSummary | None = field(default=None, repr=False)
+    statistics: Summary | None = field(default=None, repr=False)
     maps: Maps | None = field(default=None, repr=False)
     roles: Roles | None = field(default=None, repr=False)
     place: Place = (None, None)
+
+    @cached_property
+    def summary(self) -> Summary:
+        return Summary.of(self.prompt, self.excess) if self.statistics is None else self.statistics
 
     @property
     def heading(self) -> str:
@@ -111,15 +96,13 @@ class Subject:
     @property
     def positions(self) -> int:
         """Number of tokens of the longest canvas of a trace; for statistics, of the mean canvas."""
-        if self.recorded_prompt is None:
-            return self.summary.positions
-        return int(self.recorded_prompt.canvas.lengths.max())
+        return self.summary.positions if self.recorded is None else int(self.prompt.canvas.lengths.max())
 
     @property
     def positions_text(self) -> str:
-        if self.recorded_prompt is None:
+        if self.recorded is None:
             return f"{self.positions} on average"
-        low = int(self.recorded_prompt.canvas.lengths.min())
+        low = int(self.prompt.canvas.lengths.min())
         return str(low) if low == self.positions else f"{low}…{self.positions}"
 
     @property
@@ -130,11 +113,10 @@ class Subject:
 
     @property
     def threshold(self) -> Threshold:
-        return Threshold(self.summary.excess)
+        return Threshold(self.excess)
 
     @property
     def by_rule(self) -> str:
-        """The rule that makes a column a sink, in words."""
         return "by Eq. 3" if self.summary.rule == "eq3" else f"by the rule {self.summary.rule}"
 
     @property
@@ -147,19 +129,17 @@ class Subject:
     @property
     def quarters(self) -> Int[np.ndarray, "layer quarter"]:
         """Counts of column sums in bins of a quarter of a query's worth; statistics spread wider ones evenly."""
-        if self.recorded_prompt is None:
+        if self.recorded is None:
             return self.summary.quarters
-        kept = self.recorded_prompt.canvas.settings.kept
+        kept = self.prompt.canvas.settings.kept
         if kept is not None and kept < self.positions:
             largest = counted(kept, "largest column")
             raise FigureError(f"the trace keeps only the {largest} of each head (it was recorded with --keep top)")
-        return self.recorded_prompt.quarters
+        return self.prompt.quarters
 
     def head_name(self, layer: int, head: int) -> str:
         known = None if self.roles is None else self.roles.of_head(layer, head)
         return f"layer {layer} head {head}" + (f" ({known.verdict})" if known is not None else "")
-
-    # Traces only
 
     @property
     def trace(self) -> Trace:
@@ -168,10 +148,14 @@ class Subject:
             raise FigureError("it needs traces of single prompts; statistics keep no single steps")
         return self.recorded
 
-    @property
+    @cached_property
     def prompt(self) -> PromptSummary:
-        _ = self.trace
-        return self.recorded_prompt  # type: ignore[return-value]  # both or none
+        """The numbers of each step; raises CallError for a threshold that cannot hold."""
+        percent = [Threshold(self.excess, "percent")] if self.excess < 100 else []  # above 100 nothing is a sink
+        thresholds = tuple(dict.fromkeys((*Summary.thresholds(self.excess), *percent)))
+        prompt = summarise(self.trace, thresholds)  # type: ignore[arg-type]  # steps may be a cached property
+        check_reach(self.excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
+        return prompt
 
     @property
     def where(self) -> str:
@@ -190,17 +174,26 @@ class Subject:
 
     @property
     def prompt_length(self) -> int:
-        return self.prompt.canvas.settings.prompt_length
+        return int(self.trace.manifest.get("prompt_length") or 0)
 
     @cached_property
     def written(self) -> Int[np.ndarray, "commit 3"]:
-        """(step, position, token) of every recorded commit."""
-        return commits_of(self.prompt.canvas.written, self.prompt.canvas.tokens, self.prompt.canvas.settings.mask_id)
+        """(step, position, token) of every commit, by the canvases where none are recorded; remasking is none."""
+        tokens, mask = self.trace.tokens[:], self.trace.manifest.get("mask_id")
+        written = np.where(tokens[1:] != tokens[:-1], tokens[1:], -1)
+        if "written" in self.trace.tensors:
+            written = self.trace.written[:]
+        step, position = np.nonzero((written >= 0) & (written != (-1 if mask is None else mask)))
+        return np.stack([step, position, written[step, position]], axis=-1)
 
     @cached_property
     def last_canvas(self) -> Int[np.ndarray, " position"]:
-        """The tokens after the last step, with all commits."""
-        return last_canvas_of(self.prompt.canvas.tokens, self.written)
+        tokens = self.trace.tokens[:]
+        canvas = np.full(max(tokens.shape[1], int(self.written[:, 1].max(initial=-1)) + 1), -1)
+        canvas[: tokens.shape[1]] = tokens[-1]
+        last = self.written[self.written[:, 0] == len(tokens) - 1]  # earlier ones stand there, unless masked again
+        canvas[last[:, 1]] = last[:, 2]
+        return canvas
 
     # The heads and steps in which each effect is clearest; ties go to the lower layer, then the lower head
 
@@ -231,7 +224,6 @@ class Subject:
         return np.where(self.asked, self.prompt.by_step.main_column.mean(axis=0), -1)
 
     def of_head(self, head: HeadMovement) -> Int[np.ndarray, " step"]:
-        """Return the positions of the main sink of a head, −1 without one."""
         return self.main[:, head.layer, head.head]
 
     @cached_property
@@ -298,9 +290,7 @@ class Subject:
     @cached_property
     def most_static(self) -> HeadMovement | None:
         """The head whose main sink is at one position for the most steps; ties to the larger column."""
-        return self._best(
-            lambda head: (np.bincount(self.of_head(head) + 1)[1:].max(), self.largest[head.layer, head.head])
-        )
+        return self._best(lambda one: (np.bincount(self.of_head(one) + 1)[1:].max(), self.largest[one.layer, one.head]))
 
     def _best(self, merit: Callable[[HeadMovement], Any]) -> HeadMovement | None:
         return max((head for head in self.heads if head.steps_with_sink), key=merit, default=None)
@@ -314,8 +304,8 @@ class Subject:
         return max(zip(merits, jumps, strict=True), key=lambda pair: pair[0], default=(None, None))[1]
 
     @cached_property
-    def flash(self) -> Flash | None:
-        """The strongest sink that lives for one step; ties to the lower layer, then earlier step, head and position."""
+    def flash(self) -> tuple[int, int, int, int, float] | None:
+        """(step, layer, head, key, column) of the strongest sink of one step; ties to lower layer, earlier step."""
         found = []
         for layer in np.flatnonzero(self.asked.any(axis=1)).tolist():
             sinks = self.prompt.followed.of_layer(layer).at(self.threshold)
@@ -327,11 +317,13 @@ class Subject:
         if not found:
             return None
         column, layer, step, head, key = max(found)
-        return Flash(-step, -layer, -head, -key, column)
+        return -step, -layer, -head, -key, column
 
     @cached_property
-    def split(self) -> Split | None:
-        """The clearest split of masked and unmasked queries; None where the trace has no sums of masked queries."""
+    def split(self) -> tuple[int, int, int, int, int, float] | None:
+        """(step, layer, head, key of masked queries, key of the others, clarity) where these attend most to different
+        keys, each group more to its own; None without, or where the trace has no sums of masked queries.
+        """
         if "column_sums_masked" not in self.trace.tensors or "masked" not in self.trace.tensors:
             return None
         groups = self.prompt.kept(GroupSinks)
@@ -340,7 +332,45 @@ class Subject:
         if clarity[step, layer, head] <= 0:
             return None
         masked, unmasked = (int(one) for one in groups.position[step, :2, layer, head])
-        return Split(step, layer, head, masked, unmasked, float(clarity[step, layer, head]))
+        return step, layer, head, masked, unmasked, float(clarity[step, layer, head])
+
+
+def beyond_chance(heads: Sequence[Any], p: Any) -> list[Any]:
+    """Return the heads whose p-values hold at `LEVEL` by Benjamini and Hochberg's rule over all of them."""
+    from scipy.stats import false_discovery_control
+
+    return [head for head, q in zip(heads, false_discovery_control(p) if heads else (), strict=True) if q <= LEVEL]
+
+
+def p_of_move(main: Int[np.ndarray, " step"], stayed: int) -> float:
+    """Return the share of orders of the steps in which a main sink (−1: none) stays ``stayed`` steps before and after a
+    change of place. Changes of rank count in shuffled steps only: conservative.
+    """
+    orders = np.random.default_rng(0).permuted(np.tile(main, (SHUFFLES, 1)), axis=1)
+    both = np.stack([orders, orders[:, ::-1]])
+    held = np.ones(both.shape, int)  # for how many steps each place has been held, this one included
+    for step in range(1, orders.shape[1]):
+        held[..., step] += np.where(both[..., step] == both[..., step - 1], held[..., step - 1], 0)
+    before, after = held[0], held[1, :, ::-1]
+    changed = (orders[:, 1:] != orders[:, :-1]) & (orders[:, 1:] >= 0) & (orders[:, :-1] >= 0)
+    as_long = (changed & (np.minimum(before[:, :-1], after[:, 1:]) >= stayed)).any(axis=1)
+    return float((1 + as_long.sum()) / (1 + SHUFFLES))
+
+
+def p_of_drift(stays: Sequence[tuple[int, int, int]]) -> float:
+    """Return the share of orders of the stays whose slope is as steep: only several moves one way make a drift."""
+    position, length = np.array([at for at, *_ in stays], float), [end - first + 1 for _, first, end in stays]
+    rng, every = np.random.default_rng(0), np.arange(len(stays))
+    orders = [every, *(rng.permutation(every) for _ in range(SHUFFLES))]
+    slope = np.abs(slopes(np.stack([np.repeat(position[order], np.take(length, order)) for order in orders], axis=-1)))
+    return float((slope >= slope[0]).mean())
+
+
+def stays_of(main: Int[np.ndarray, " step"]) -> list[tuple[int, int, int]]:
+    """Return (position, first step, last step) of a head's main sink, for each time that it stays in one place."""
+    edges = (np.flatnonzero(np.diff(main)) + 1).tolist()
+    bounds = zip([0, *edges], [*edges, len(main)], strict=True)
+    return [(int(main[first]), first, end - 1) for first, end in bounds if main[first] >= 0]
 
 
 def subject_of(
@@ -359,31 +389,12 @@ def subject_of(
         if (counted_at := source.summary.excess) != excess:
             found = f"the statistics of {label} were counted at ε = {counted_at:g}, found {excess:g}"
             raise CallError(f"excess: {found}; draw traces instead")
-        return Subject(label, source.manifest, source.summary, roles=roles)
+        return Subject(label, source.manifest, excess, statistics=source.summary, roles=roles)
     expect_steps(source, "draw or to sum up")
-    place = check_head(source, place)
-    in_percent = [Threshold(excess, "percent")] if excess < 100 else []  # above all attention nothing is a sink
-    thresholds = tuple(dict.fromkeys((*Summary.thresholds(excess), *in_percent)))
-    prompt = summarise(source, thresholds)  # type: ignore[arg-type]  # steps may be a cached property
-    check_reach(excess, "queries", prompt.by_step.total, int(prompt.canvas.lengths.max()))
-    return Subject(label, source.manifest, Summary.of(prompt, excess), source, prompt, maps, roles, place)
-
-
-def of_newest(subjects: Sequence[Subject], text: str) -> str:
-    """Return a caption's sentence about the models whose sinks are followed in the newest queries, if there are any."""
-    newest = [one.followed for one in subjects if one.followed.newest]
-    kinds = dict.fromkeys(one.kind for one in newest)
-    queries = dict.fromkeys(one.queries_text for one in newest)
-    return f" For the {' and the '.join(kinds)} model {text.format(queries=' or '.join(queries))}" if kinds else ""
-
-
-OF_MOVES = (
-    "A head moves where its main sink stays before and after a move for longer than in 95 % of the orders of the "
-    "steps, or drifts more than in 95 % of the orders of its stays, corrected for both and for the number of heads "
-    "(Benjamini and Hochberg); a change of rank between two sinks is no move."
-)
-RUNNING_SUMS = "these are running sums over all queries so far, which favour tokens that more queries see"
-OF_LINE = (
-    "Right of the dashed line a column is a sink by Eq. 3; there is none where columns do not add up to as many "
-    "queries as there are tokens, or where sinks exceed uniform attention (a causal model's, by the rule uniform)."
-)
+    layer, head = place
+    if layer is not None:
+        _, layer, first = check_place(source, 0, layer, head or 0)
+        place = layer, None if head is None else first
+    elif head is not None:
+        raise CallError(f"head: expected a layer with it, found head {head} alone")
+    return Subject(label, source.manifest, excess, source, None, maps, roles, place)

@@ -8,10 +8,9 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from html import escape
 from http.client import HTTP_PORT
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from threading import Lock
@@ -82,9 +81,6 @@ class Explorer:
         except CallError as error:
             return {"text/plain": f"{self!r}: {error}"}
 
-    def _display_(self) -> Any:  # of marimo
-        return self.widget()
-
     def page(self, largest: int | None = None) -> str:
         """Return the page as one file; above ``largest`` bytes of tiles, `LARGEST_PAGE` when None, no single heads."""
         return "".join(self._page(LARGEST_PAGE if largest is None else largest))
@@ -95,7 +91,7 @@ class Explorer:
         for number, one in enumerate(self.document["traces"]):
             for quantity in one["quantities"]:
                 of_heads |= {f"{number}/{quantity['name']}/{layer}" for layer in range(one["layers"])}
-        if self.tiles.size > most:
+        if sum(map(len, content.values())) > most:
             content, notes = {name: tile for name, tile in content.items() if name not in of_heads}, [*notes, TOO_LARGE]
         index = {name: self.tiles.index[name] for name in content}
         return _pieces(self.document | {"tiles": index, "notes": notes}, content, of_heads)
@@ -214,35 +210,24 @@ def _pieces(
     yield "</body>\n</html>\n"
 
 
-@dataclass
-class ExplorerServer:
+class ExplorerServer(ThreadingHTTPServer):
     """A web server for one explorer. It reads no files: it answers with the page, its tiles and attention maps only.
-    ``traces`` are in the order of the explorer; port 0 takes a free one.
+    ``traces`` are in the order of the explorer; port 0 takes a free one, CallError for one that is taken.
     """
 
-    explorer: Explorer = field(repr=False)
-    traces: Sequence[Trace]
-    maps: Maps
-    port: int = 0
-    _one_at_a_time: Any = field(default_factory=Lock, init=False)
-
-    @cached_property
-    def http(self) -> ThreadingHTTPServer:
-        """The listening server; raises CallError where the port is taken."""
-        page = self.explorer.folder_page(served=True).encode()
-        tiles = {f"/{tile_path(name)}": name for name in self.explorer.tiles.content}
-
-        class Handler(_Handler):
-            server_of, index, tile_names = self, page, tiles
-
+    def __init__(self, explorer: Explorer, traces: Sequence[Trace], maps: Maps, port: int = 0) -> None:
+        self.explorer, self.traces, self.maps = explorer, traces, maps
+        self.index = explorer.folder_page(served=True).encode()
+        self.tiles = {f"/{tile_path(name)}": content for name, content in explorer.tiles.content.items()}
+        self._one_at_a_time = Lock()
         try:
-            return _Server((ADDRESS, self.port), Handler)
+            super().__init__((ADDRESS, port), _Handler)
         except OSError as error:
-            raise CallError(f"port {self.port}: expected a free one ({error}); leave --port out to take any") from error
+            raise CallError(f"port {port}: expected a free one ({error}); leave --port out to take any") from error
 
     @property
     def url(self) -> str:
-        return f"http://{ADDRESS}:{self.http.server_address[1]}/"
+        return f"http://{ADDRESS}:{self.server_port}/"
 
     def attention_map(self, query: str) -> np.ndarray:
         """Return the map that a query string asks for, float32 [query, key]."""
@@ -256,17 +241,9 @@ class ExplorerServer:
         with self._one_at_a_time:
             return np.ascontiguousarray(self.maps(one, step, layer, head), "<f4")
 
-    def serve(self) -> None:
-        with self.http as server:
-            server.serve_forever()
-
     def begin_no_map(self) -> bool:
         """From now on compute no other map; return whether none is being computed either."""
         return self._one_at_a_time.acquire(blocking=False)
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # of a tab that was closed
@@ -274,37 +251,30 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server_of: ExplorerServer
-    index: bytes
-    tile_names: dict[str, str]
     server_version = "sinkscope"
     sys_version = ""
     timeout = 60  # seconds that a connection may say nothing
 
     def do_GET(self) -> None:
-        path, _, query = self.path.partition("?")
-        if not self._asked_from_here():
+        server, (path, _, query) = cast(ExplorerServer, self.server), self.path.partition("?")
+        port, origin = server.server_port, self.headers.get("Origin")
+        hosts = {f"{name}:{port}" for name in NAMES} | ({*NAMES} if port == HTTP_PORT else set())  # browsers omit it
+        own = self.headers.get("Host") in hosts and (origin is None or origin in {f"http://{host}" for host in hosts})
+        if not own:  # another site must not read the page through a name that it owns
             self._answer(403, "text/plain", b"expected a request from this machine's own page\n")
         elif path == "/map":
             try:
-                found = self.server_of.attention_map(query)
+                found = server.attention_map(query)
                 shape = {"X-Queries": str(found.shape[0])}
                 self._answer(200, "application/octet-stream", found.tobytes(), shape)
             except (SinkscopeError, RuntimeError, MemoryError) as error:  # torch's, such as too little memory
                 self._answer(422, "application/json", json.dumps({"error": first_line(error)}).encode())
         elif path == "/":
-            self._answer(200, "text/html; charset=utf-8", self.index)
-        elif path in self.tile_names:
-            self._answer(200, "application/octet-stream", self.server_of.explorer.tiles.content[self.tile_names[path]])
+            self._answer(200, "text/html; charset=utf-8", server.index)
+        elif path in server.tiles:
+            self._answer(200, "application/octet-stream", server.tiles[path])
         else:
             self._answer(404, "text/plain", b"no such page\n")
-
-    def _asked_from_here(self) -> bool:
-        """Return whether the request names this page, so that no other site can read it through a name that it owns."""
-        port = cast(HTTPServer, self.server).server_port
-        hosts = {f"{name}:{port}" for name in NAMES} | ({*NAMES} if port == HTTP_PORT else set())  # browsers omit it
-        origin = self.headers.get("Origin")
-        return self.headers.get("Host") in hosts and (origin is None or origin in {f"http://{host}" for host in hosts})
 
     def _answer(self, status: int, kind: str, content: bytes, more: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -322,4 +292,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Print nothing for each request."""
+        pass

@@ -19,23 +19,18 @@ from sinkscope.sinks import last_query_window
 from sinkscope.sinks.definition import token_class
 from sinkscope.sinks.drift import MainMoves
 from sinkscope.sinks.finding import check_reach
-from sinkscope.sinks.followed_columns import WINDOW, Followed, columns_add_up
+from sinkscope.sinks.followed_columns import WINDOW, Followed, columns_add_up, followed_queries
 from sinkscope.statistics import PromptSummary, Threshold, summarise
 from sinkscope.statistics.thresholds import least_column_sum
 from sinkscope.traces import Trace
 from sinkscope.traces.stored_maps import stored_map
 
-STRONGEST = 8
-"""Largest columns of each step and head whose exact sizes are stored beside the codes."""
+STRONGEST = 8  # largest columns of each step and head whose exact sizes are stored beside the codes
 NO_CONFIDENCE = 65535
-LEAST_SHARE = 0.0001
-"""Smaller shares of a query's attention are not told in the maps that were kept."""
-TYPES = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4"}
-"""Names of types on the page and in NumPy."""
-CODES = 255
-"""Codes 1 to 255 are values; 0 is less than the least of them, or no token."""
-AT_ONCE = 1 << 16
-"""Values that are encoded at a time; the logarithms of a whole layer would take many times its memory."""
+LEAST_SHARE = 0.0001  # smaller shares of a query's attention are not told in the maps that were kept
+TYPES = {"u8": "<u1", "u16": "<u2", "i32": "<i4", "f32": "<f4"}  # names of types on the page and in NumPy
+CODES = 255  # codes 1 to 255 are values; 0 is less than the least of them, or no token
+AT_ONCE = 1 << 16  # values that are encoded at a time; the logarithms of a whole layer would take many times its memory
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,6 @@ class Tiles:
     index: dict[str, dict[str, Any]] = field(default_factory=dict)
     content: dict[str, bytes] = field(default_factory=dict, repr=False)
 
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.content.values()))
-
     def add(self, name: str, array: np.ndarray, kind: str = "", *, delta: bool = False) -> None:
         """Add an array of this type, or the smallest that holds its numbers, none of which is negative."""
         if not kind:
@@ -109,18 +100,15 @@ class Quantity:
         recorded = getattr(trace, self.tensor)
         values = np.asarray(recorded[:, layer])
         if self.tensor == "last_query":
-            return last_query_window(values[:, None], WINDOW)[:, 0] / newest_queries(len(values))[:, None, None]
+            queries = followed_queries(trace).astype("f4")
+            return last_query_window(values[:, None], WINDOW)[:, 0] / queries[:, None, None]
         if KV_HEAD in TRACE_AXES[self.tensor] and lacks_key_heads(np.asarray(recorded[-1])):
             return np.stack([by_query_head(one, trace.heads) for one in values])
         return values[:, None] if values.ndim == 2 else values
 
 
-def newest_queries(steps: int) -> Float[np.ndarray, " step"]:
-    """Return how many queries the window of an autoregressive trace holds: fewer than `WINDOW` in its first steps."""
-    return np.minimum(np.arange(steps) + 1, WINDOW).astype(np.float32)
-
-
 SUMS = "queries’ worth"
+# The columns in which sinks are followed come before the others.
 QUANTITIES = (
     Quantity("newest", "last_query", f"share of the {WINDOW} newest queries", "of the newest queries’ attention", 1e-3),
     Quantity("newest", "newest_columns", f"attention from {Followed('newest_columns').queries_text}", SUMS, 0.001),
@@ -134,12 +122,6 @@ QUANTITIES = (
 )
 
 
-def quantities_of(trace: Trace) -> list[Quantity]:
-    """Return the quantities that a trace holds; the columns in which sinks are followed come first."""
-    held = [one for one in QUANTITIES if one.tensor in trace.tensors or f"top_{one.tensor}" in trace.tensors]
-    return [one for one in held if trace.causal or one.tensor != "last_query"]
-
-
 def add_trace(
     tiles: Tiles, number: int, trace: Trace, label: str, excess: float, roles: Roles | None
 ) -> dict[str, Any]:
@@ -148,8 +130,10 @@ def add_trace(
     prompt = summarise(trace, (threshold,))  # type: ignore[arg-type]  # steps may be a cached property
     manifest, positions, prefix = trace.manifest, int(prompt.canvas.lengths.max()), f"{number}/"
     check_reach(excess, "queries", prompt.by_step.total, positions)
-    quantities = [_add_quantity(tiles, prefix, trace, quantity) for quantity in quantities_of(trace)]
-    _add_strongest(tiles, prefix, trace)
+    held = [one for one in QUANTITIES if one.tensor in trace.tensors or f"top_{one.tensor}" in trace.tensors]
+    held = [one for one in held if trace.causal or one.tensor != "last_query"]
+    quantities = [_add_quantity(tiles, prefix, trace, one) for one in held]
+    _add_strongest(tiles, prefix, trace, held[0])
     maps = []
     for step, layer, head in manifest.get("maps") or []:
         if (attention := stored_map(trace, step, layer, head)) is not None:
@@ -227,7 +211,7 @@ def _add_sinks(tiles: Tiles, prefix: str, trace: Trace, prompt: PromptSummary, t
         tiles.add(f"{prefix}sinks/{layer}", rows, delta=True)
         np.add.at(in_heads, (found.step, found.key), 1)
     tiles.add(f"{prefix}sink-heads", in_heads, delta=True)
-    queries = newest_queries(prompt.steps)[:, None, None] if trace.causal else 1
+    queries = followed_queries(trace)[:, None, None].astype("f4") if trace.causal else 1
     there, moves = main >= 0, MainMoves.of(main, prompt.is_sink_at(threshold))
     by_head = {
         "moves": moves.moves,
@@ -277,10 +261,9 @@ def _add_quantity(tiles: Tiles, prefix: str, trace: Trace, quantity: Quantity) -
     }
 
 
-def _add_strongest(tiles: Tiles, prefix: str, trace: Trace) -> None:
-    """Add the largest followed columns of every step and head with their exact sizes."""
+def _add_strongest(tiles: Tiles, prefix: str, trace: Trace, followed: Quantity) -> None:
     for layer in range(len(trace.layers)):
-        columns = quantities_of(trace)[0].of_layer(trace, layer)
+        columns = followed.of_layer(trace, layer)
         count = min(STRONGEST, columns.shape[-1])
         sizes = np.nan_to_num(columns, nan=-1)
         order = np.argpartition(sizes, columns.shape[-1] - count, axis=-1)[..., -count:]
