@@ -79,7 +79,7 @@ def test_a_first_token_that_sees_only_itself_is_loaded_so(tmp_path):
         assert (trained - loaded.network(tokens).logits).abs().max() <= 0.02 * trained.abs().max()
     with sinkscope.recording(loaded, out=tmp_path / "trace"):
         sinkscope.generate(loaded, [0, 40, 41, 42], length=4, steps=4)
-    assert sinkscope.open_trace(tmp_path / "trace").diagonal[:, :, :, 0] == pytest.approx(1)
+    assert sinkscope.open_trace(tmp_path / "trace").self_attention[:, :, :, 0] == pytest.approx(1)
     loaded.network.save_pretrained(tmp_path / "saved")
     loaded.tokenizer.save_pretrained(tmp_path / "saved")
     assert sinkscope.load(tmp_path / "saved").network(tokens).logits.equal(loaded.network(tokens).logits)
