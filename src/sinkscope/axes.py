@@ -51,14 +51,14 @@ TRACE_UNITS: dict[str, str] = {
     "masked": "1 where the canvas holds the mask token",
     "written": "token id committed there in this step, -1 where none",
     "predicted": "token id that would be committed, -1 where not computed",
-    "confidence": "what the sampler ranks masks by: a share of probability, or minus the entropy in nats; NaN where not computed",
+    "confidence": "what the sampler ranks masks by: a share of probability, or minus the entropy; NaN: not computed",
     "lengths": "tokens",
     "column_sums": "queries' worth of attention; sums to the number of queries",
     "column_sums_masked": "queries' worth of attention, from masked queries only",
     "column_sums_prompt": "queries' worth of attention, from the prompt's queries only",
     "self_attention": "share of a query's attention on itself",
     "last_query": "share of the newest query's attention",
-    "newest_columns": "queries' worth of attention, from the running block and the finished ones before it up to 16 queries",
+    "newest_columns": "queries' worth, from the running block and the finished ones before it up to 16 queries",
     "value_norms": "Euclidean norm",
     "key_norms": "Euclidean norm",
     "hidden_norms": "Euclidean norm of what enters the layer",
@@ -73,7 +73,7 @@ for _name in TOPPED:
 
 
 def lacks_key_heads(norms: Float[np.ndarray, "*any kv_head key"]) -> bool:
-    """Return whether norms of keys or values are those of layers of which some have fewer key heads than others: NaN in the rest."""
+    """Return whether layers differ in their number of key heads, so that norms are NaN in the rest."""
     return bool(np.isnan(norms).all(axis=-1).any()) and not np.isnan(norms).all()
 
 

@@ -41,7 +41,7 @@ NOTES = (
     "Accuracy with Wilson's 95 % interval; difference: minus plain sampling in points, paired by problem, Tango's 95 % "
     "interval; p: McNemar's exact, after Holm. Ratios are of plain sampling over the policy, on the same problems; "
     "parallel decoding is behind an @.",
-    "Seconds are those of the processor on a CPU, and of the clock on a GPU. Memory: the largest of any batch on a GPU.",
+    "Seconds are those of the processor on a CPU, of the clock on a GPU. Memory: the largest of any batch on a GPU.",
 )
 
 
@@ -129,12 +129,14 @@ def compare_caches(
 
 
 def check_comparison(settings: Mapping[str, Any]) -> None:
+    """Raise CallError for settings that a comparison of caches sets itself."""
     if beside := [name for name in ("cache", *PARALLEL) if name in settings]:
         advice = "write --policies, such as none@threshold=0.9"
         raise CallError(f"{beside[0]}: a comparison has it in its policies; {advice}")
 
 
 def settings_of_arm(model: Model, plan: TaskPlan, arm: Arm) -> Any:
+    """Return the sampler's settings of an arm."""
     return resolve_settings(model.family, **{**asdict(plan.sampler), **arm.settings})  # type: ignore[call-overload]
 
 

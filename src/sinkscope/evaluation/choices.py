@@ -206,6 +206,7 @@ BENCHMARKS = {
 
 
 def likelihood_task(name: str, data: Path | None) -> Task:
+    """Return the task of that name that is scored by likelihoods."""
     benchmark = BENCHMARKS[name]
     source = Source(name, data, benchmark.hub, tuple(benchmark.fields.split()), benchmark.split)
     rows = functools.cache(lambda: source.rows(benchmark.split))

@@ -165,6 +165,7 @@ def estimate_passes(shape: Shape, tokens: int, projected: int, passes: int, call
 
 
 def text_tokens(task: str, shots: int) -> int:
+    """Return about how many tokens a prompt of a task has."""
     question, shot = TEXT_TOKENS.get(task, (30, 0))
     return question + shots * shot
 
@@ -231,6 +232,7 @@ def cost_document(parts: Sequence[Part], card: Card = CARD) -> dict[str, Any]:
 
 
 def cost_table(found: Mapping[str, Any]) -> str:
+    """Return a cost as lines of text."""
     names = ("part", "model", "task", "prompts", "rules")
     head = [*names, "forwards", "GPU hours", "memory, GiB", f"batch on {found['card_gib']} GB", "disk, GiB"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

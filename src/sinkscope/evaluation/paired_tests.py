@@ -157,4 +157,5 @@ def points(change: Mapping[str, Any], between: str = " … ") -> str:
 
 
 def p_text(value: float | None) -> str:
+    """Return a p value as text."""
     return "–" if value is None else "< 1e-12" if value < 1e-12 else f"{value:.2g}"

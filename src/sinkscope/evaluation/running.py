@@ -154,6 +154,7 @@ def describe_run(model: Model, batch: int, limit: int | None) -> dict[str, Any]:
 
 
 def work_through(model: Model, batches: Sequence[Batch], write: Callable[..., Written], shown: bool) -> None:
+    """Write what batches lack, and commit each item."""
     missing = [batch.missing() for batch in batches]
     total = sum(len(batch.indices) for batch in batches)
     done = total - sum(map(len, missing))

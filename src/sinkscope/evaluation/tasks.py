@@ -36,6 +36,7 @@ def score_number(problem: Problem, text: str) -> Score:
 
 
 def score_program(problem: Problem, text: str) -> Score:
+    """Run a program against the tests of its problem."""
     program = text.split(NEXT_QUESTION, 1)[0]
     result = run_program(f"{program}\n{problem.result}\n")
     return Score(result.passed, program, result.reason, result.not_enforced)

@@ -166,13 +166,14 @@ class Thresholds(Figure):
         grid[0].set_ylabel("tokens that are not sinks, %")
         sheet.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
         at = int(np.searchsorted(EPSILONS, PAPER_EPSILON))
-        said = "{}: {:.1%} of the tokens are no sinks at ε = 3 (in percent: {:.1%})"
+        said = "{}: {:.1%} of the columns are no sinks at ε = 3 (in percent: {:.1%})"
         style.say(sheet, *(said.format(one.label, *not_sinks(one)[:, at]) for one in subjects))
         caption = (
-            "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns (of a "
-            "causal model uniform attention) by more than ε. Left: column sums in queries' worth of attention. Right: columns in percent of all "
-            "attention. What it does not show: in queries' worth one ε asks for a smaller share of all attention the "
-            "longer the canvas is, so curves of different S cannot be compared on the left."
+            "Share of the columns of all steps, layers and heads that do not exceed the mean of the other columns "
+            "(of a causal model uniform attention) by more than ε. Left: column sums in queries' worth of "
+            "attention. Right: columns in percent of all attention. What it does not show: in queries' worth one "
+            "ε asks for a smaller share of all attention the longer the canvas is, so curves of different S "
+            "cannot be compared on the left."
         )
         header = ("model", "positions", "unit", "epsilon", "share_not_sinks", "columns")
         return self.drawn(subjects, sheet, caption, header, rows)

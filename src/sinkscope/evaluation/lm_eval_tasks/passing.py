@@ -13,10 +13,12 @@ _log = logging.getLogger(__name__)
 
 
 def complete(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
+    """Return the programs of plain answers."""
     return [[doc["prompt"] + one for one in found] for found, doc in zip(answers, docs, strict=True)]
 
 
 def complete_fenced(answers: Sequence[Sequence[str]], docs: Sequence[dict[str, str]]) -> list[list[str]]:
+    """Return the programs of answers with code in fences."""
     return complete([[one.split(FENCE, 1)[0] for one in found] for found in answers], docs)
 
 

@@ -183,6 +183,7 @@ def no_new_privileges() -> None:
 
 
 def set_limit(kind: int, soft: int, hard: int | None = None) -> None:
+    """Lower a limit of this process."""
     ceiling, hard = resource.getrlimit(kind)[1], soft if hard is None else hard
     hard = hard if ceiling == resource.RLIM_INFINITY else min(hard, ceiling)
     resource.setrlimit(kind, (min(soft, hard), hard))
@@ -207,6 +208,7 @@ def landlock(folder: str) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """Mount a file system; raise OSError where the kernel refuses."""
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     call_c("mount", *texts[:3], flags, texts[3])
 

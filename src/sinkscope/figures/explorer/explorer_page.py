@@ -155,7 +155,7 @@ def explore(
     sizes = [", ".join(counted(one[f"{noun}s"], noun) for noun in ("step", "layer", "head")) for one in shown]
     who = " and ".join(f"{one['label']} ({one['kind']}, {size})" for one, size in zip(shown, sizes, strict=True))
     causal = " (of a causal model: uniform attention)" * any(trace.causal for trace in opened)
-    lead = f"{who}. A head’s main sink exceeds the mean of the other columns{causal} most, by over {excess:g} queries’ worth."
+    lead = f"{who}. A head’s main sink exceeds the mean of the other columns{causal} most, by over {excess:g} queries."
     notes = []
     for one in shown:
         if not one["complete"]:
