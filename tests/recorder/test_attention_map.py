@@ -124,3 +124,18 @@ def test_map_command_writes_what_it_prints(recorded, run, tmp_path):
     assert 0 <= document["largest_difference"] < 1e-3
     rows = np.loadtxt(out, delimiter=",", skiprows=1)
     np.testing.assert_allclose(rows[:, 2].reshape(attention.shape), attention, atol=1e-6)
+
+
+def test_a_network_that_load_does_not_know_gives_its_maps(tmp_path):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+    prompt = torch.arange(9)[None]
+    with sinkscope.recording(network, out=tmp_path / "trace"), torch.no_grad():
+        network.generate(prompt, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    trace = open_trace(tmp_path / "trace")
+    found = recompute_map(network, trace, -1, 1, 2).attention
+    network.set_attn_implementation("eager")
+    with torch.no_grad():
+        dense = network(torch.from_numpy(trace.tokens[-1])[None].long(), output_attentions=True).attentions[1][0, 2]
+    assert_close(found, dense.numpy(), terms=terms_of(network, len(found)))

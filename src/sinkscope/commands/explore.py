@@ -24,7 +24,7 @@ class Explore(Command):
         traces: folders of traces; several are shown side by side, with their difference.
         out: an .html file, which works without network or server, or a folder for a web server, for traces too large
             for one page.
-        excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
+        excess: how far a column must exceed the mean of the others (of a causal model: uniform attention), in queries.
         serve: shows the page to this machine only, and computes attention maps with the model that wrote the trace.
         port: of --serve.
         browser: with --serve: opens no browser.

@@ -18,7 +18,7 @@ class Figures(Command):
     Attributes:
         traces: folders of traces, or of statistics; for statistics only Figures 3, 5, 9, 10 and norms are drawn.
         out: folder for the files.
-        excess: how far a column must exceed the mean of the others (Eq. 3), in queries' worth of attention.
+        excess: how far a column must exceed the mean of the others (of a causal model: uniform attention), in queries.
         compare: draws up to four traces side by side.
         only: figures to draw, separated by commas: 1 to 10, norms.
         layer: of Figures 1, 4, 6, 7 and 8, which otherwise choose a head themselves; from 0.

@@ -229,7 +229,7 @@ class SinkNorms(Figure):
                     axes.set_title(style.plain(one.heading))
             for axes in panels:
                 axes.set_yscale("log", nonpositive="clip") if massive else axes.set_ylim(bottom=0)
-            panels[0].set_ylabel(LABELS[kind] + " (log scale)" * massive)
+            panels[0].set_ylabel(LABELS[kind] + "\n(log scale)" * massive)
         sheet.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
         parts = []
         for one in with_norms:

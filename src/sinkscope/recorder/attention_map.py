@@ -5,11 +5,12 @@ A map of an autoregressive trace shows all queries on the canvas of its step; th
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.errors import CallError, TraceError
@@ -54,9 +55,9 @@ class _OneHead(Watcher):
         self.attention = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)[:, front.shape[-1] :]
 
 
-def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) -> AttentionMap:
-    """Return one attention map of a recorded step, computed again by the model that wrote the trace; negative numbers
-    count from the end.
+def recompute_map(model: Model | nn.Module, trace: Trace, step: int, layer: int, head: int) -> AttentionMap:
+    """Return one attention map of a recorded step, computed again by the model that wrote the trace, or by a network
+    that is called with token ids alone; negative numbers count from the end.
 
     Raises:
         CallError: no such step, layer or head, a model with other weights, or a trace that was written with a cache.
@@ -66,29 +67,33 @@ def recompute_map(model: Model, trace: Trace, step: int, layer: int, head: int) 
     sampler, card = trace.manifest.get("sampler") or {}, trace.manifest["model"]
     if cache := sampler.get("cache"):
         raise CallError(f"{trace.folder} was written with the cache {cache}; record without a cache for a map")
-    found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
+    network, found = model, dict[str, str | None]()
+    if isinstance(model, Model):
+        network = model.network
+        found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
     for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
-        theirs, mine = card.get(name) or "", found[name] or ""
-        if theirs != mine and (name == "weight_hash" or (theirs and mine)):
+        theirs, mine = card.get(name) or "", found.get(name) or ""
+        if found and theirs != mine and (name == "weight_hash" or (theirs and mine)):
             written = f"was written by {what} {theirs[:12] or 'without a hash'}…, {model.card.name} has {mine[:12]}…"
             raise CallError(f"{trace.folder} {written}; pass the model that wrote it, as sinkscope.load returned it")
     length = int(trace.lengths[step])
-    tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(model.device)[None]
-    block, watcher = block_length(model.network), _OneHead(trace.layers[layer], head)
+    tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(next(network.parameters()).device)[None]
+    block, watcher = block_length(network), _OneHead(trace.layers[layer], head)
     if block is not None:
         block = sampler.get("block") or block
-    blocks = nullcontext() if block is None else model.network.model.blocks_of(block)
-    with torch.no_grad(), blocks, subscribed(model.network, watcher):
-        model.logits(tokens, 1, use_cache=False)
+    blocks: Any = nullcontext() if block is None else network.model.blocks_of(block)  # type: ignore[union-attr]
+    with torch.no_grad(), blocks, subscribed(network, watcher):
+        model.logits(tokens, 1, use_cache=False) if isinstance(model, Model) else network(tokens)
     assert watcher.attention is not None
     attention = watcher.attention.cpu().numpy()
     recorded = kept_columns(trace)[step, layer, head, :length]
+    dtype = str(next(network.parameters()).dtype).removeprefix("torch.")
     hidden = bool(trace.manifest.get("hidden"))
-    tolerance = 1e-3 if hidden else TOLERANCE[model.card.dtype]  # coarse rounding must not excuse hidden keys
+    tolerance = 1e-3 if hidden else TOLERANCE[dtype]  # coarse rounding must not excuse hidden keys
     difference, worst = column_difference(attention, recorded, tolerance)
     if worst is not None:
         differs = f"key {worst} has {attention[:, worst].sum():.3f} in the map and {recorded[worst]:.3f} in the trace"
-        why = f"Was it written in another dtype than {model.card.dtype}?"
+        why = f"Was it written in another dtype than {dtype}?"
         if hidden:
             why = "It was written while keys were hidden, and maps are recomputed without hiding"
         raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")

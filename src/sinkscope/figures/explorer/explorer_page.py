@@ -165,8 +165,8 @@ def explore(
             notes.append(f"{kept}; all other tokens are drawn with the mean of the others.")
     widest = max(highest - lowest for lowest, highest in (one["confidenceRange"] for one in shown))
     words = {
-        "Sink (Eq. 3)": f"A token whose column exceeds the mean of the other columns by more than {excess:g} queries’ "
-        "worth.",
+        "Sink (Eq. 3)": f"A token whose column exceeds the mean of the other columns{causal} by more than {excess:g} "
+        "queries’ worth.",
         "Exactness": "Statistics, main sinks, moves and swaps are those of the trace. The largest "
         f"{STRONGEST} columns of each step and head are exact and shown without “≈”. Everything else is stored in one "
         "byte by its logarithm; the largest relative error is below. Confidences are within "

@@ -79,7 +79,7 @@ function drawControls() {
         ? []
         : range(recording.heads).map((head) => {
             const role = recording.role(selection.layer, head);
-            return [head, role ? `${head} (${role.role})` : head];
+            return [head, role ? `${head} (${role.need}, ${role.role})` : head];
           })),
     ],
     selection.head,
@@ -134,7 +134,7 @@ function tellStory() {
         : ` It has just moved from ${place(recording, step - 1, recording.main(step - 1, layer, head))}.`
       : "";
     text =
-      `Step ${step}, ${headName(layer, head)}${role ? ` (${role.role})` : ""}: ` +
+      `Step ${step}, ${headName(layer, head)}${role ? ` (${role.need}, ${role.role})` : ""}: ` +
       (main < 0
         ? "no token is a sink."
         : `the main sink is ${place(recording, step, main)}, with ${found ? number(found.value, 4) : "…"} ${recording.quantity(recording.followed).unit}.${how}`) +
