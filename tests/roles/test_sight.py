@@ -80,8 +80,11 @@ def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, z
     places = [(layer, head) for layer in range(3) for head in (0, 3)]
     removals = [[Removal("a", layer, head, keys, zeroed)] for layer, head in places]
     kl, kept = divergences(model, probe, sight, removals, rows=4)
+    assert bool(sight.stored) is model.family.causal
+    whole, _ = divergences(model, probe, dataclasses.replace(sight, stored=(), outputs=()), removals, rows=4)
+    assert kl == pytest.approx(whole, rel=1e-3)
 
-    now = {}
+    now, first = {}, int(probe.readers.argmax()) if model.family.causal else 0
 
     def attention(module, query, key, value, mask, scaling=None, **others):
         repeat = query.shape[1] // key.shape[1]
@@ -90,10 +93,10 @@ def test_a_removal_in_one_head_is_that_of_a_map_without_the_keys(model, probe, z
             scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
         here = module.layer_idx == now["layer"]
         if here and not zeroed:
-            scores[:, now["head"], :, keys] = -torch.inf
+            scores[:, now["head"], first:, keys] = -torch.inf
         weights = scores.softmax(-1)
         if here and zeroed:
-            weights[:, now["head"], :, keys] = 0
+            weights[:, now["head"], first:, keys] = 0
         return (weights @ value.repeat_interleave(repeat, 1)).transpose(1, 2), None
 
     AttentionInterface.register("without keys", attention)

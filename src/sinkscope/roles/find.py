@@ -36,7 +36,7 @@ from sinkscope.sinks.finding import rule_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
-MEASURED = 5
+MEASURED = 6
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 KINDS = {"judge": REMOVALS, "top": tuple(f"top.{many}" for many in MOST_HIDDEN)}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import nn
+from transformers import DynamicCache
 
 from sinkscope.attention import Session
 from sinkscope.decoding import generate, resolve_settings
@@ -91,10 +92,27 @@ def _to_the_left(places: np.ndarray, shift: int) -> np.ndarray:
     return moved
 
 
-def predictions(model: Model, tokens: torch.Tensor, readers: torch.Tensor) -> torch.Tensor:
-    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], without gradients."""
+def first_reader(model: Model, probe: Probe) -> int:
+    """Return the first position that loses keys: a causal model's text in front of its readers is context."""
+    return int(probe.readers.argmax()) if model.family.causal else 0
+
+
+def predictions(
+    model: Model,
+    tokens: torch.Tensor,
+    readers: torch.Tensor,
+    stored: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+) -> torch.Tensor:
+    """Return log-probabilities float32 [row, reader, vocabulary] of canvases [row, position], without gradients;
+    ``stored``: keys and values of each layer at the first positions, which are not computed again.
+    """
     if model.family.causal:
-        logits = model.logits(tokens, readers, use_cache=False).float()
+        cache, first = None, 0
+        if stored:
+            cache, first = DynamicCache(), stored[0][0].shape[2]
+            for layer, pair in enumerate(stored):
+                cache.update(*(one.expand(len(tokens), -1, -1, -1) for one in pair), layer)
+        logits = model.logits(tokens[:, first:], readers[first:], past_key_values=cache, use_cache=bool(stored)).float()
     else:
         states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state
         logits = model.network.lm_head(states[:, readers.to(states.device)]).float()
@@ -114,11 +132,15 @@ def blocks_of(session: Session) -> list[nn.Module]:
 
 
 @contextmanager
-def beginning_at(session: Session, layer: int, outputs: Sequence[torch.Tensor], rows: int) -> Iterator[None]:
-    """Let the layers below one return what the layer in front of it did, ``outputs``, instead of computing it again."""
+def beginning_at(
+    session: Session, layer: int, outputs: Sequence[torch.Tensor], rows: int, first: int = 0
+) -> Iterator[None]:
+    """Let the layers below one return what the layer in front of it did, ``outputs`` from the ``first`` position on,
+    instead of computing it again.
+    """
     with ExitStack() as patches:
         if layer and outputs:
-            below = outputs[layer - 1].expand(rows, -1, -1)
+            below = outputs[layer - 1][:, first:].expand(rows, -1, -1)
             for block in dict.fromkeys(blocks_of(session)[:layer]):
                 patches.enter_context(mock.patch.object(block, "forward", lambda *given, **named: below))
         yield

@@ -17,7 +17,7 @@ from sinkscope.attention import Columns, Hidden, Hider, LayerCall, OutputProject
 from sinkscope.models import Model
 from sinkscope.models.devices import is_out_of_memory
 from sinkscope.roles.head_roles import Rules
-from sinkscope.roles.probes import Probe, as_written, beginning_at, blocks_of, divergence, predictions
+from sinkscope.roles.probes import Probe, as_written, beginning_at, blocks_of, divergence, first_reader, predictions
 from sinkscope.sinks import is_sink
 
 BLOCK = 512
@@ -36,6 +36,8 @@ class Sight:
         moved: shares of the readers' attention on that key that would go to each other key without it; itself: to a
             reader's own key; sink_token: to the network's own sink token, with ``moved`` 1.
         outputs: of each layer [1, position, width]; none where a call that begins at a layer says something else.
+        stored: keys and values of each layer at positions in front of the first reader of a causal model, [1, kv_head,
+            position, dim], which removals leave as they are; none where a call behind them says something else.
     """
 
     columns: Float[np.ndarray, "layer head key"]
@@ -50,6 +52,7 @@ class Sight:
     sink_token: Float[np.ndarray, "layer head"]
     log_probabilities: Float[Tensor, "reader vocabulary"]
     outputs: Sequence[Tensor] = ()
+    stored: Sequence[tuple[Tensor, Tensor]] = ()
 
     @property
     def order(self) -> Int[np.ndarray, "layer head key"]:
@@ -65,12 +68,15 @@ class _Watch(Watcher):
         self.causal = model.family.causal
         self.readers, self.committed = torch.from_numpy(probe.readers), torch.from_numpy(probe.committed)
         self.layers: list[dict[str, Tensor]] = []
+        self.stored: list[tuple[Tensor, Tensor]] = []
+        self.first = first_reader(model, probe)
         self.projections = OutputProjections(model.network)
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         sums = columns.sums[0, :, call.groups.index("all")]
         norms: Any = self.projections.key_norms(call).outputs
         values = call.value[0].float().norm(dim=-1).repeat_interleave(len(sums) // call.value.shape[1], dim=0)
+        self.stored.append((call.key[:, :, : self.first], call.value[:, :, : self.first]))
         seen = call.seen()[0]  # type: ignore[misc]  # the layer has run
         uniform = (seen / seen.sum(-1, keepdim=True)).sum(-2) if self.causal else torch.zeros_like(sums[:1])
         found = {"columns": sums, "uniform": uniform, "output_norms": norms[0], "value_norms": values}
@@ -139,10 +145,17 @@ def look(model: Model, probe: Probe) -> Sight:
             outputs = []
         with beginning_at(session, len(outputs) - 1, outputs, 1):  # some networks pass more from layer to layer
             again = divergence(said, predictions(model, tokens, readers))
-        if again.item() > (1e-5 if model.card.dtype == "float32" else 1e-2):
+        near = 1e-5 if model.card.dtype == "float32" else 1e-2
+        if again.item() > near:
             outputs = []
+        stored = watcher.stored if watcher.first and outputs else []
+        try:
+            if stored and divergence(said, predictions(model, tokens, readers, stored)).item() > near:
+                stored = []
+        except Exception:  # hybrid networks store more than keys and values
+            stored = []
     arrays = {name: torch.stack([layer[name].cpu() for layer in watcher.layers]).numpy() for name in watcher.layers[0]}
-    return Sight(**arrays, log_probabilities=said, outputs=tuple(outputs))
+    return Sight(**arrays, log_probabilities=said, outputs=tuple(outputs), stored=tuple(stored))
 
 
 REMOVALS = ("sink", "sink.zero", "rowmass", "rowmass.zero", "random")
@@ -196,13 +209,14 @@ def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head:
 
 
 class _Remover(Hider):
-    """Hides the keys of ``rows[r]`` in row r."""
+    """Hides the keys of ``rows[r]`` in row r from the queries from ``first`` on."""
 
-    def __init__(self, rows: Sequence[Sequence[Removal]]) -> None:
-        self.rows = rows
+    def __init__(self, rows: Sequence[Sequence[Removal]], first: int) -> None:
+        self.rows, self.first = rows, first
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
-        found = []
+        found, device = [], call.key.device
+        losing = torch.arange(call.keys - call.query.shape[2], call.keys, device=device)[None] >= self.first
         for zeroed in (False, True):
             keys = torch.zeros(len(self.rows), call.query.shape[1], call.keys, dtype=torch.bool)
             for row, removals in enumerate(self.rows):
@@ -210,7 +224,7 @@ class _Remover(Hider):
                     if (one.layer, one.zeroed) == (call.index, zeroed):
                         keys[row, one.head] = torch.from_numpy(one.keys)
             if keys.any():
-                found.append(Hidden(keys[:, :, None].to(call.key.device), zeroed=zeroed))
+                found.append(Hidden(keys[:, :, None].to(device), losing if self.first else None, zeroed=zeroed))
         return found or None
 
 
@@ -229,8 +243,9 @@ def divergences(
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
     readers, said = torch.from_numpy(probe.readers), sight.log_probabilities
     best, kl, kept = said.argmax(-1), list[float](), list[float]()
+    first = first_reader(model, probe)
     if model.device.type == "cpu":
-        rows = min(rows, max(1, TOKENS // len(probe.tokens)))
+        rows = min(rows, max(1, TOKENS // (len(probe.tokens) - first * bool(sight.stored))))
     lowest = [min((one.layer for one in group), default=0) for group in removals]
     while len(kl) < len(removals):
         now = slice(len(kl), len(kl) + rows)
@@ -240,10 +255,10 @@ def divergences(
         try:
             with (
                 as_written(model, probe),
-                subscribed(model.network, _Remover(part)) as session,
-                beginning_at(session, layer, sight.outputs, len(part)),
+                subscribed(model.network, _Remover(part, first)) as session,
+                beginning_at(session, layer, sight.outputs, len(part), first * bool(sight.stored)),
             ):
-                changed = predictions(model, tokens.expand(len(part), -1), readers)
+                changed = predictions(model, tokens.expand(len(part), -1), readers, sight.stored)
             stay = (changed.argmax(-1) == best).float().mean(-1)
             found = divergence(said, changed).tolist()
         except (RuntimeError, MemoryError) as error:
