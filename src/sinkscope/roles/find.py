@@ -181,9 +181,10 @@ class _Progress:
 
     def __init__(self, model: Model, canvases: int, changed: float, report: Callable[[str, int, int], object] | None):
         self.canvases, self.changed, self.report = canvases, changed, report or (lambda *numbers: None)
-        table = model.card.vocabulary * model.card.hidden_size  # half of the tokens are predicted
+        table = model.card.vocabulary * model.card.hidden_size
+        predicted = 1 if model.family.causal else 0.5  # share of the tokens that are computed
         inner = max(1, sum(one.numel() for one in model.network.parameters()) - table)
-        self.layers = round(model.card.layers * (1 + table / 2 / inner))
+        self.layers = round(model.card.layers * (1 + predicted * table / inner))
         self.done = self.now = self.later = 0
 
     def begin(self, kind: str, heads: Heads, prompts: int, done: int, found: Mapping[int, Rows]) -> None:
