@@ -31,7 +31,8 @@ NOTES = (
     "p (of any change; McNemar's, exact) and verdict are both after Holm over the table, controls and contrasts apart.",
     "Verdict, fixed beforehand: robust when the change is shown to lie above −2 points, degraded when below, else "
     "undecided.",
-    "Against controls (− control): what hiding sinks changes beyond hiding the control's keys, mean over its seeds.",
+    "Against controls (− control): what hiding sinks changes beyond hiding the control's keys, averaged over its "
+    "seeds.",
     "Removed: attention the hidden keys would have had, of all attention in the heads and steps where the rule holds; "
     "at commits: of the queries whose tokens were committed.",
 )

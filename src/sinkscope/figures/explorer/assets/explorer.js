@@ -127,7 +127,9 @@ function tellStory() {
     const moves = changes.filter((one) => !one[3]).length,
       swaps = changes.length - moves,
       role = recording.role(layer, head);
-    const found = main >= 0 && recording.value(recording.followed, layer, head, step, main);
+    const found = main >= 0 && recording.value(recording.followed, layer, head, step, main),
+      { unit } = recording.quantity(recording.followed),
+      share = unit.startsWith("of"); // of the newest queries' attention
     const how = now
       ? now[3]
         ? ` It has just swapped with ${place(recording, step, recording.main(step - 1, layer, head))}.`
@@ -137,7 +139,7 @@ function tellStory() {
       `Step ${step}, ${headName(layer, head)}${role ? ` (${role.need}, ${role.role})` : ""}: ` +
       (main < 0
         ? "no token is a sink."
-        : `the main sink is ${place(recording, step, main)}, with ${found ? number(found.value, 4) : "…"} ${recording.quantity(recording.followed).unit}.${how}`) +
+        : `the main sink is ${place(recording, step, main)}, with ${found ? (share ? `${number(100 * found.value, 3)} %` : number(found.value, 4)) : "…"} ${unit}.${how}`) +
       ` Over ${counted(recording.steps, "step")} it ${moves + swaps ? `moves ${times(moves)} and swaps ${times(swaps)}` : "neither moves nor swaps"}.`;
   }
   byId("sentence").setAttribute("aria-live", playing ? "off" : "polite");
