@@ -100,9 +100,8 @@ class OutputProjections:
         state = (weight.data_ptr(), written, weight.device, device, heads, dim)
         if known is None or weight is not known[0] or state != known[1]:
             projection = output_projection(attention, heads)
-            fits = projection is not None and projection.shape[-1] == dim
-            # LAPACK lays its columns one behind the other.
-            projection = reduced(projection).to(device).contiguous() if fits else None
+            if projection is not None:  # LAPACK lays its columns one behind the other.
+                projection = reduced(projection).to(device).contiguous() if projection.shape[-1] == dim else None
             self._known[call.name] = known = (weight, state, projection)
         return known[2]
 

@@ -80,7 +80,8 @@ def read_arms(text: str, budgets: Sequence[int] = ()) -> list[Arm]:
     arms = [Arm()]
     for piece in pieces:
         cache, _, options = piece.partition("@")
-        given = dict(one.strip().partition("=")[::2] for one in options.split(",") if one.strip())
+        pairs = [one.strip().partition("=") for one in options.split(",") if one.strip()]
+        given = {name: value for name, _, value in pairs}
         if strange := set(given) - set(PARALLEL):
             raise CallError(f"policy {piece!r}: expected threshold=… or factor=… behind the @, found {min(strange)!r}")
         opened = "keep=" in cache and "keep=all" not in cache and "budget=" not in cache

@@ -146,7 +146,8 @@ class SinkscopeLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
-        found = [total for total, _ in self._scores([([self.eot_token_id], text) for text in texts], disable_tqdm)]
+        begin: Any = [self.eot_token_id]
+        found = [total for total, _ in self._scores([(begin, text) for text in texts], disable_tqdm)]
         for request, total in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return found

@@ -240,7 +240,7 @@ class Subject:
         """The heads whose main sink drifts more than with its stays in random order; to the left and fastest first."""
         heads = [one for one in self.heads if one.moves and 2 * one.steps_with_sink >= len(self.main)]
         found = beyond_chance(heads, [p_of_drift(stays_of(self.of_head(one))) for one in heads])
-        return sorted(found, key=lambda head: (head.drift_per_step > 0, -abs(head.drift_per_step)))
+        return sorted(found, key=lambda head: (head.drift_per_step > 0, -abs(head.drift_per_step)))  # type: ignore
 
     @cached_property
     def headline(self) -> str:
@@ -281,7 +281,8 @@ class Subject:
         step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
         is_sink = self.prompt.is_sink_at(self.threshold)
         stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
-        return [Jump(*row, swap, *much) for row, swap, much in zip(rows, (stays & was).tolist(), held, strict=True)]
+        found: Any = zip(rows, (stays & was).tolist(), held, strict=True)
+        return [Jump(*row, swap, *much) for row, swap, much in found]  # type: ignore[call-arg]
 
     @cached_property
     def moves(self) -> list[Jump]:

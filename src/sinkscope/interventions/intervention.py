@@ -79,7 +79,7 @@ class Intervention(ABC):
         for name in ("layers", "steps", "keys", "queries"):
             value: Any = getattr(self, name)
             if value is not None and not (name in ("keys", "queries") and isinstance(value, str) and value in GROUPS):
-                object.__setattr__(self, name, positions_of(value))
+                object.__setattr__(self, name, positions_of(value))  # type: ignore[arg-type]
         if self.heads is not None:
             object.__setattr__(self, "heads", tuple(sorted({(int(layer), int(head)) for layer, head in self.heads})))
 

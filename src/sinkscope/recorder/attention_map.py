@@ -67,21 +67,22 @@ def recompute_map(model: Model | nn.Module, trace: Trace, step: int, layer: int,
     sampler, card = trace.manifest.get("sampler") or {}, trace.manifest["model"]
     if cache := sampler.get("cache"):
         raise CallError(f"{trace.folder} was written with the cache {cache}; record without a cache for a map")
-    network, found = model, dict[str, str | None]()
+    network: Any = model
     if isinstance(model, Model):
         network = model.network
         found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
-    for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
-        theirs, mine = card.get(name) or "", found.get(name) or ""
-        if found and theirs != mine and (name == "weight_hash" or (theirs and mine)):
-            written = f"was written by {what} {theirs[:12] or 'without a hash'}…, {model.card.name} has {mine[:12]}…"
-            raise CallError(f"{trace.folder} {written}; pass the model that wrote it, as sinkscope.load returned it")
+        for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
+            theirs, mine = card.get(name) or "", found[name] or ""
+            if theirs != mine and (name == "weight_hash" or (theirs and mine)):
+                other = f"{theirs[:12] or 'without a hash'}…, {model.card.name} has {mine[:12]}…"
+                advice = "pass the model that wrote it, as sinkscope.load returned it"
+                raise CallError(f"{trace.folder} was written by {what} {other}; {advice}")
     length = int(trace.lengths[step])
     tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(next(network.parameters()).device)[None]
     block, watcher = block_length(network), _OneHead(trace.layers[layer], head)
     if block is not None:
         block = sampler.get("block") or block
-    blocks: Any = nullcontext() if block is None else network.model.blocks_of(block)  # type: ignore[union-attr]
+    blocks: Any = nullcontext() if block is None else network.model.blocks_of(block)
     with torch.no_grad(), blocks, subscribed(network, watcher):
         model.logits(tokens, 1, use_cache=False) if isinstance(model, Model) else network(tokens)
     assert watcher.attention is not None

@@ -190,7 +190,8 @@ class _Progress:
     def begin(self, kind: str, heads: Heads, prompts: int, done: int, found: Mapping[int, Rows]) -> None:
         """Estimate the work of one prompt, and of what is left behind it."""
         if kind == "choose":
-            return self.report("prompts", done, prompts)
+            self.report("prompts", done, prompts)
+            return
         rows = [row["kl.sink"] for prompt in found.values() for row in prompt if "kl.sink" in row]
         open_ones = float(np.mean([one <= self.changed for one in rows])) if rows else 0.5
         removal = self.canvases * sum(self.layers - layer for layer, _ in heads)
@@ -203,8 +204,9 @@ class _Progress:
         self.report("layers", self.done, self.done + self.now + self.later)
 
 
-def _roles(model: Model, shape: tuple[int, ...], *found: Any, lengths: Sequence[int], **more: Any) -> Roles:
-    known = {"config_hash": model.card.config_hash, "dtype": model.card.dtype, "rule": rule_of(model.family.causal)}
+def _roles(model: Model, shape: Any, *found: Any, lengths: Sequence[int], **more: Any) -> Roles:
+    known: Any = {"config_hash": model.card.config_hash, "dtype": model.card.dtype}
+    known["rule"] = rule_of(model.family.causal)
     ends = (min(lengths), max(lengths))
     return Roles(model.card.name, weight_hash_of(model), *shape, *found, canvas_tokens=ends, **known, **more)
 
@@ -225,12 +227,13 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules
             row[MATCHED_OVER] = row["kl.rowmass.zero"] - row["kl.sink.zero"]
     measured, nothing = _estimates(mine), Estimate(None, None, None)
     names = ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness", "taken.sink")
-    role, reason = decide(lasting, *(measured.get(name, nothing) for name in names), rules)
+    role, reason = decide(lasting, *(measured.get(name, nothing) for name in names), rules)  # type: ignore[call-arg]
     hidden = measured.get("kl.sink", nothing)
     need: Need = "open"
     if hidden.low is not None and hidden.high is not None and not hidden.low <= rules.changed <= hidden.high:
         need = "dispensable" if hidden.high < rules.changed else "needed"
     (tokens, places), text = ([row[name] for row in rows if name in row] for name in ("token", "position")), None
+    token: Any
     (token, most), (_, second) = (*Counter(tokens).most_common(2), (None, 0), (None, 0))[:2]
     if most > second:
         text = str(token) if model.tokenizer is None else text_of(model.tokenizer, token) or f"<{token}>"

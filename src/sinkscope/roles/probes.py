@@ -111,7 +111,8 @@ def predictions(
         if stored:
             cache, first = DynamicCache(), stored[0][0].shape[2]
             for layer, pair in enumerate(stored):
-                cache.update(*(one.expand(len(tokens), -1, -1, -1) for one in pair), layer)
+                key, value = (one.expand(len(tokens), -1, -1, -1) for one in pair)
+                cache.update(key, value, layer)
         logits = model.logits(tokens[:, first:], readers[first:], past_key_values=cache, use_cache=bool(stored)).float()
     else:
         states = model.network.model(input_ids=tokens, use_cache=False).last_hidden_state

@@ -87,7 +87,8 @@ class _Watch(Watcher):
         query, heads = call.query[0].float(), call.query.shape[1]
         shared = heads // call.key.shape[1]
         key = call.key[0].float().repeat_interleave(shared, dim=0)
-        device = query.device
+        device, scale = query.device, call.scale
+        assert scale is not None  # the layer has run
         places = self.readers.nonzero()[:, 0].to(device)
         committed = self.committed.to(device)[places]
         total = query.new_zeros(heads, key.shape[1])
@@ -95,13 +96,13 @@ class _Watch(Watcher):
         first, second, sink_token = (query.new_zeros(heads) for _ in range(3))
         for block in torch.arange(len(places), device=device).split(BLOCK):
             own = places[block]
-            scores = query[:, own] @ key.mT * call.scale
+            scores = query[:, own] @ key.mT * scale
             front = scores.new_zeros(heads, len(own), 0)  # scores of the network's own constant keys
             if (constant := call.own) is not None and constant.logits is not None:
                 front = constant.logits[:, None].to(query).expand(-1, len(own), -1)
-            elif constant is not None:
+            elif constant is not None and constant.keys is not None:
                 keys = constant.keys if constant.keys.ndim == 3 else constant.keys[0]
-                front = query[:, own] @ keys.to(query).repeat_interleave(shared, dim=0).mT * call.scale
+                front = query[:, own] @ keys.to(query).repeat_interleave(shared, dim=0).mT * scale
             scores = scores.masked_fill(~seen[:, own], -torch.inf)
             weights = torch.softmax(torch.cat([front, scores], dim=-1), dim=-1)
             to_front, weights = weights.tensor_split([front.shape[-1]], dim=-1)
