@@ -20,7 +20,7 @@ import sinkscope
 from sinkscope.lab.prompts import problem_prompt
 from sinkscope.sinks import averaged_moves
 from sinkscope.sinks.tracking import AveragedMoves
-from sinkscope.statistics.intervals import interval_of_means
+from sinkscope.statistics.intervals import interval_of_means, known
 
 MODELS = {
     "lab-autoregressive": {"length": 160},
@@ -47,7 +47,7 @@ def measure(name: str, redrawn: bool, prompts: int) -> list[dict[str, object]]:
             continue
         counted = np.array([[np.nan if one.moves_per_head is None else one.moves_per_head] for one in moves])
         means = interval_of_means(counted)
-        numbers = {part: round(float(getattr(means, part)[0]), 4) for part in ("mean", "low", "high")}
+        numbers = {part: known(round(float(getattr(means, part)[0]), 4)) for part in ("mean", "low", "high")}
         averages = {
             part: round(float(np.mean([getattr(one, part) for one in moves])), 1) for part in ("heads", "steps")
         }

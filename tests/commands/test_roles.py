@@ -112,8 +112,6 @@ def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder
 @pytest.mark.slow
 def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path):
     """By tracks, analyse, the figures and the page, for a trace of the same weights only."""
-    from PIL import Image
-
     from sinkscope import open_trace
     from sinkscope.figures import draw_figures, write_page
     from sinkscope.roles import read_roles
@@ -131,13 +129,12 @@ def test_roles_are_said_where_they_are_known(run, idle_folder, prompts, tmp_path
     assert ", idle:" not in run("tracks", traces / "000000")[1]
     assert f"  needed, idle: {name}" in run("analyse", traces, "--no-sweep", "--no-choice", "--roles", roles)[1]
     trace = open_trace(traces / "000000")
-    files = draw_figures([trace], tmp_path / "figures", only=["1"], roles=read_roles(roles))
-    (png,) = [path for path in files if path.suffix == ".png"]
-    with Image.open(png) as image:
-        assert f"layer {head.layer} head {head.head} (needed, idle)" in image.info["Description"]
+    files = draw_figures([trace], tmp_path / "figures", only=["1"], roles=read_roles(roles), vector="svg")
+    (svg,) = [path.read_text() for path in files if path.suffix == ".svg"]
+    assert f"layer {head.layer} head {head.head} (needed, idle)" in svg
     page = write_page([trace], tmp_path / "page", roles=read_roles(roles)).read_text()
-    assert "What the sinks do" in page and "<td>needed, idle</td>" in page
-    assert "What the sinks do" not in write_page([trace], tmp_path / "page").read_text()
+    assert "What the sinks of " in page and "<td>needed, idle</td>" in page
+    assert "What the sinks of " not in write_page([trace], tmp_path / "page").read_text()
     assert run("figures", traces / "000000", "--only", "3", "--out", tmp_path / "f", "--roles", roles)[0] == 0
     longer, (least, most) = tmp_path / "longer", found.canvas_tokens
     assert run("trace", idle_folder, "--prompts", prompts, "--out", longer, "--length", 32)[0] == 0

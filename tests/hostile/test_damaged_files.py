@@ -29,8 +29,8 @@ READERS = {
     "bundle/bundle.json": "bundle {0}/bundle --check",
     "bundle/steps-000000.safetensors": "bundle {0}/bundle --check",
     "bundle/page.html": "bundle {0}/bundle --check",
-    "found/run.json": f"roles {{0}}/model --problems 10 --canvases 1 {SHORT} --out {{0}}/found",
-    "found/choose/000000.json": f"roles {{0}}/model --problems 10 --canvases 1 {SHORT} --out {{0}}/found",
+    "found/run.json": f"roles {{0}}/model --dtype bfloat16 --problems 10 --canvases 1 {SHORT} --out {{0}}/found",
+    "found/choose/000000.json": f"roles {{0}}/model --dtype bfloat16 --problems 10 --canvases 1 {SHORT} --out {{0}}/found",
     "run/recipe.json": "train lab-sink-token --out {0}/run",
     "run/training-state.safetensors": "train lab-sink-token --out {0}/run",
 }

@@ -55,7 +55,7 @@ class WatchTraining(Command):
             measured = [emergence.open_emergence(self._measure(one) if one in fresh else one) for one in self.runs]
             names, shown = Counter(run.name for run in measured), []
             for run, folder in zip(measured, self.runs, strict=True):
-                name = f"{run.name} ({folder})" if names[run.name] > 1 else run.name
+                name = f"{run.name} ({folder.name})" if names[run.name] > 1 else run.name
                 shown.append(replace(run, manifest={**run.manifest, "name": name}))
             paths = draw_emergence(shown).save(self.out)
         if self.json:
