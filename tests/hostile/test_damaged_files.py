@@ -7,6 +7,7 @@ import pytest
 from hostile import trial
 
 SHORT = "--length 4 --steps 4 --block 4"
+ROLES = f"roles {{0}}/model --dtype bfloat16 --problems 10 --canvases 1 {SHORT} --out {{0}}/found"
 TRACE = f"trace {{0}}/model --prompt Q {SHORT} --out {{0}}/out"
 TRAIN_TEXT = "train lab-text-diffusion --data {0}/corpus --out {0}/out"
 WATCH = "watch-training {0}/textrun --data {0}/corpus --canvases 2 --out {0}/out"
@@ -29,8 +30,8 @@ READERS = {
     "bundle/bundle.json": "bundle {0}/bundle --check",
     "bundle/steps-000000.safetensors": "bundle {0}/bundle --check",
     "bundle/page.html": "bundle {0}/bundle --check",
-    "found/run.json": f"roles {{0}}/model --dtype bfloat16 --problems 10 --canvases 1 {SHORT} --out {{0}}/found",
-    "found/choose/000000.json": f"roles {{0}}/model --dtype bfloat16 --problems 10 --canvases 1 {SHORT} --out {{0}}/found",
+    "found/run.json": ROLES,
+    "found/choose/000000.json": ROLES,
     "run/recipe.json": "train lab-sink-token --out {0}/run",
     "run/training-state.safetensors": "train lab-sink-token --out {0}/run",
 }
