@@ -280,8 +280,8 @@ class Subject:
                     held.append((least, min(last - first, end - begin) + 1))
         step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
         is_sink = self.prompt.is_sink_at(self.threshold)
-        stays, was = is_sink(step + 1, layer, head, old), is_sink(step, layer, head, new)
-        found: Any = zip(rows, (stays & was).tolist(), held, strict=True)
+        both = is_sink(step + 1, layer, head, old) & is_sink(step, layer, head, new)
+        found: Any = zip(rows, both.tolist(), held, strict=True)
         return [Jump(*row, swap, *much) for row, swap, much in found]  # type: ignore[call-arg]
 
     @cached_property
