@@ -281,8 +281,7 @@ class Subject:
         step, layer, head, old, new = np.array(rows, int).reshape(-1, 5).T
         is_sink = self.prompt.is_sink_at(self.threshold)
         both = is_sink(step + 1, layer, head, old) & is_sink(step, layer, head, new)
-        found: Any = zip(rows, both.tolist(), held, strict=True)
-        return [Jump(*row, swap, *much) for row, swap, much in found]  # type: ignore[call-arg]
+        return [Jump(*row, swap, *much) for row, swap, much in zip(rows, both.tolist(), held, strict=True)]  # type: ignore
 
     @cached_property
     def moves(self) -> list[Jump]:
