@@ -130,15 +130,13 @@ class MasklessHeadLlama(LlamaForCausalLM):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size - 1, bias=False)
 
 
-class FirstAlone:
-    """The layers of a network whose first token sees only itself; it stands in front of the network in a class's
-    bases. Each token sees its own block and those before: the first token is one, all others are the second.
+class InBlocks:
+    """The layers of a network in which a token sees its own block and those before, by ``_blocks`` of the places; it
+    stands in front of the network in a class's bases.
     """
 
     embed_tokens: Any
-
-    def _blocks(self, places: Tensor) -> Tensor:
-        return (places > 0).long()
+    _blocks: Any
 
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, position_ids: Any = None, **kwargs: Any
@@ -165,7 +163,7 @@ class FirstAlone:
         return super().forward(attention_mask=mask, position_ids=position_ids, inputs_embeds=embeds, **kwargs)  # type: ignore[misc]
 
 
-class BlockCausal(FirstAlone):
+class BlockCausal(InBlocks):
     """The layers of a network under a block-causal mask, of blocks of one length."""
 
     def __init__(self, config: Any) -> None:
@@ -185,8 +183,11 @@ class BlockCausal(FirstAlone):
             self.block_length = before
 
 
-class FirstAloneModel(FirstAlone, LlamaModel):
-    """Llama's layers, whose first token sees only itself."""
+class FirstAloneModel(InBlocks, LlamaModel):
+    """Llama's layers, whose first token sees only itself: it is the first block, all others are the second."""
+
+    def _blocks(self, places: Tensor) -> Tensor:
+        return (places > 0).long()
 
 
 class FirstAloneLlama(OtherBody, LlamaForCausalLM):
