@@ -1,4 +1,4 @@
-"""Moves of main sinks at an equal share of attention, averaged over as many queries, of causal and diffusion models.
+"""Moves of main sinks at an equal share of attention, by how many queries are averaged, of causal and diffusion models.
 
 Each model writes the same problems and is traced; beside it stands the network whose weights are redrawn
 (`_lab_runs.load`). A step of a diffusion model is its whole canvas, 322 to 432 tokens with the solved problems in front;
