@@ -82,7 +82,7 @@ def check_files(model, folder):
     found = {
         "choose": sinks_by_head(probes, model, rules),
         "judge": measure_heads(probes, heads, model, rules, REMOVALS, 0),
-        "together": measure_together(probes, heads, model, rules, 0),
+        "together": measure_together(probes, {"all": heads}, model, rules, 0),
     }
     for kind, rows in found.items():
         stored = Items(folder / kind, "a run")

@@ -4,8 +4,9 @@ A run's folder has one JSON file for each prompt that is done, so that a killed 
 
 run.json                   the settings that decide the results; another run is refused
 choose/000000.json         of a prompt that chooses heads, which of them have a sink on each canvas
-judge/000001.json          of a prompt that judges them, a row for each head and canvas; top/ has more keys hidden
-together.idle/000001.json  of the same prompt, the cost of hiding the sinks of a class of heads at once
+judge/000001.json          of a prompt that judges them, a row for each head and canvas
+top/, fewer/, more/        the same with four, with 2 and 3, with 6 and 8 keys hidden
+together/000001.json       of the same prompt, the cost of hiding the sinks of each class of heads at once
 roles.json                 the verdicts, written at the end
 """
 
@@ -36,12 +37,15 @@ from sinkscope.sinks.finding import rule_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
-MEASURED = 6
+MEASURED = 7
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
-KINDS = {"judge": REMOVALS, "top": tuple(f"top.{many}" for many in MOST_HIDDEN)}
+KINDS = {"judge": REMOVALS, "top": ("top.4",), "fewer": ("top.2", "top.3"), "more": ("top.6", "top.8")}
+LATER = {"judge": 3, "top": 4, "fewer": 2, "more": 0}
+"""How many removals later kinds are expected to make of each head left open, half of all where it is not known."""
+Asked = Heads | Mapping[str, Heads]
 Measure = Callable[[str, Heads], dict[int, Rows]]
-"""Measures the prompts that judge: ``judge``, or ``top`` for heads in which the sink alone does not settle it."""
+"""Measures the prompts that judge: ``judge``, or with more keys hidden where the sink alone settles nothing."""
 
 
 @own_defaults()
@@ -105,8 +109,10 @@ def find_roles(
     progress = _Progress(model, canvases, rules.changed, on_progress)
     how: dict[str, Any] = {"rows": rows, "on_row": progress.count}
 
-    def measured(number: int, kind: str, heads: Heads) -> Rows | None:
-        stored = folder and Items(folder / kind, checksum_of({"run": run, "heads": [list(one) for one in heads]}))
+    def measured(number: int, kind: str, heads: Asked) -> Rows | None:
+        asked = heads if isinstance(heads, Mapping) else {"": heads}
+        heads_of = {name: [list(one) for one in some] for name, some in asked.items()}
+        stored = folder and Items(folder / kind, checksum_of({"run": run, "heads": heads_of}))
         if stored and (known := stored.read(number)) is not None:
             return known["rows"]
         try:
@@ -141,12 +147,17 @@ def find_roles(
         found, judged = _judge(
             model, heads, rules, lambda *of: each([one for one in numbers[1::2] if one not in failed], *of)
         )
-        together: dict[str, dict[str, Estimate]] = {}
-        for name in ("dispensable", *ROLES):
-            some = [(one.layer, one.head) for one in found if name in (one.need, one.role)]
-            costs = [measured(number, f"together.{name}", some) for number in judged] if len(some) > 1 else []
-            if known := [one for one in costs if one is not None]:
-                together[name] = _estimates(known)
+        classes = {
+            name: some
+            for name in ("dispensable", *ROLES)
+            if len(some := [(one.layer, one.head) for one in found if name in (one.need, one.role)]) > 1
+        }
+        costs = [rows for number in judged if classes and (rows := measured(number, "together", classes)) is not None]
+        together = {
+            name: _estimates([[row for row in rows if row["class"] == name] for rows in costs])
+            for name in classes
+            if costs
+        }
         lengths = [len(model.encode(prompts[at])) + resolved.length for at in numbers if at not in failed]
         known = {"settings": {**settings, "canvases": canvases}, "together": together, "lengths": lengths}
         roles = _roles(model, shape, rules, found, len(prompts), len(judged), failed, **known)
@@ -156,11 +167,11 @@ def find_roles(
 
 
 def _measure(
-    kind: str, probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, seed: int, how: dict[str, Any]
+    kind: str, probes: Sequence[Probe], heads: Asked, model: Model, rules: Rules, seed: int, how: dict[str, Any]
 ) -> Rows:
     if kind == "choose":
         return sinks_by_head(probes, model, rules)
-    if kind.startswith("together"):
+    if isinstance(heads, Mapping):
         return measure_together(probes, heads, model, rules, seed, rows=how["rows"])
     return measure_heads(probes, heads, model, rules, KINDS[kind], seed, **how)
 
@@ -169,11 +180,18 @@ def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[
     """Return the role of each head and the rows that judge it; where one key settles nothing, more are hidden."""
     judged = measure("judge", heads)
     found = {head: _conclude(model, head, [*judged.values()], rules) for head in heads}
-    if some := [head for head in heads if found[head].substitutes is None]:
-        for number, rows in measure("top", some).items():
-            judged[number] = judged[number] + rows
-        found |= {head: _conclude(model, head, [*judged.values()], rules) for head in some}
+    asked = [head for head in heads if found[head].substitutes is None]
+    for kind in ("top", "fewer", "more"):
+        if some := [head for head in asked if _unsettled(found[head], kind)]:
+            for number, rows in measure(kind, some).items():
+                judged[number] = judged[number] + rows
+            found |= {head: _conclude(model, head, [*judged.values()], rules) for head in some}
     return tuple(found.values()), judged
+
+
+def _unsettled(one: HeadRole, kind: str) -> bool:
+    """Return whether more hidden keys would say more: fewer where four change the predictions or may, or more."""
+    return one.substitutes_at_least <= 4 if kind == "fewer" else one.substitutes is None
 
 
 class _Progress:
@@ -195,7 +213,7 @@ class _Progress:
         rows = [row["kl.sink"] for prompt in found.values() for row in prompt if "kl.sink" in row]
         open_ones = float(np.mean([one <= self.changed for one in rows])) if rows else 0.5
         removal = self.canvases * sum(self.layers - layer for layer, _ in heads)
-        more = int(len(MOST_HIDDEN) * prompts * removal * open_ones) if kind == "judge" else 0
+        more = int(LATER[kind] * prompts * removal * open_ones)
         self.now = removal * len(KINDS[kind])
         self.later = (prompts - done - 1) * self.now + more
 
@@ -262,7 +280,9 @@ def count_to_hide(measured: Mapping[str, Estimate], rules: Rules) -> tuple[int |
     at_least, unchanged = 1, True
     for many in (1, *MOST_HIDDEN):
         found = measured.get("kl.sink" if many == 1 else f"kl.top.{many}")
-        if found is None or found.low is None or found.high is None:
+        if found is None:
+            continue
+        if found.low is None or found.high is None:
             unchanged = False
             continue
         if found.low > rules.changed:

@@ -3,7 +3,7 @@
 Many removals share a forward call, one to a row, which begins at the lowest of their layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -329,17 +329,22 @@ def described_head(
     }
 
 
-def measure_together(probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, seed: int, **how: Any) -> Rows:
-    """Return the change of the predictions on each canvas when the sinks of several heads are hidden at once."""
-    found = []
+def measure_together(
+    probes: Sequence[Probe], classes: Mapping[str, Heads], model: Model, rules: Rules, seed: int, **how: Any
+) -> Rows:
+    """Return the change of the predictions on each canvas when the sinks of all heads of a class are hidden at once;
+    a row for each canvas and ``class``.
+    """
+    found, names = [], REMOVALS[:4]
     for probe in probes:
         sight = look(model, probe)
         sinks, draws = sight.sinks(rules.excess), seed + probe.prompt
-        every = [one for at in heads if sinks[at].any() for one in removals_of(sight, sinks[at], *at, draws)]
-        names = REMOVALS[:4]
-        kl, kept = divergences(
-            model, probe, sight, [[one for one in every if one.name == name] for name in names], **how
-        )
-        numbers = {"kl": kl.tolist(), "kept": kept.tolist()}
-        found.append({f"{kind}.{name}": numbers[kind][at] for kind in numbers for at, name in enumerate(names)})
+        for kind, heads in classes.items():
+            every = [one for at in heads if sinks[at].any() for one in removals_of(sight, sinks[at], *at, draws)]
+            groups = [[one for one in every if one.name == name] for name in names]
+            numbers = dict(zip(("kl", "kept"), divergences(model, probe, sight, groups, **how), strict=True))
+            found.append(
+                {"class": kind}
+                | {f"{key}.{name}": float(of[at]) for key, of in numbers.items() for at, name in enumerate(names)}
+            )
     return found
