@@ -41,7 +41,7 @@ MEASURED = 7
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 KINDS = {"judge": REMOVALS, "top": ("top.4",), "fewer": ("top.2", "top.3"), "more": ("top.6", "top.8")}
-LATER = {"judge": 3, "top": 4, "fewer": 2, "more": 0}
+LATER = {"judge": 4, "top": 6, "fewer": 2, "more": 0}
 """How many removals later kinds are expected to make of each head left open, half of all where it is not known."""
 Asked = Heads | Mapping[str, Heads]
 Measure = Callable[[str, Heads], dict[int, Rows]]
