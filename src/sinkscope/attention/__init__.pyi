@@ -26,6 +26,7 @@ from .records import (
     LayerCall as LayerCall,
     Prefix as Prefix,
     Prepender as Prepender,
+    Replacer as Replacer,
     StepContext as StepContext,
     StepResult as StepResult,
     Subscriber as Subscriber,

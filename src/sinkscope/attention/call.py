@@ -20,6 +20,7 @@ from sinkscope.attention.records import (
     LayerCall,
     Prefix,
     Prepender,
+    Replacer,
     StepContext,
     Subscriber,
     Watcher,
@@ -72,6 +73,7 @@ class Call:
         self._watchers = [one for one in self.subscribers if isinstance(one, Watcher)]
         self._hiders = [one for one in self.subscribers if isinstance(one, Hider)]
         self._prependers = [one for one in self.subscribers if isinstance(one, Prepender)]
+        self._replacers = [one for one in self.subscribers if isinstance(one, Replacer)]
         self.groups = tuple(dict.fromkeys(["all", *(group for watcher in self._watchers for group in watcher.groups)]))
         self._membership: Tensor | None = None
         self._requests: dict[str, tuple[list[Hidden], Prefix | None, bool]] = {}
@@ -148,9 +150,13 @@ class Call:
     ) -> Tensor | None:
         """Return the attention of a layer as the subscribers request it, and show them its columns."""
         assert layer.membership is not None
+        replaced = False
+        for replacer in self._replacers:
+            if (given := replacer.replace(layer)) is not None:
+                layer, replaced = replace(layer, key=given[0], value=given[1]), True
         inputs = AttentionInputs(layer.query, layer.key, layer.value, layer.membership, scale, mask, causal)
         hidden, prefix, in_force = self._requests_for(layer, inputs)
-        if not in_force:
+        if not in_force and not replaced:
             return None
         if dropout:
             raise AttentionError(

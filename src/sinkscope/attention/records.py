@@ -1,4 +1,4 @@
-"""Records of attention (calls, steps, layers), and the subscribers that see them: they watch, hide or prepend."""
+"""Records of attention (calls, steps, layers), and the subscribers that watch, hide, prepend or replace."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -253,7 +253,7 @@ class LayerCall:
         return self.first_key + self.key.shape[2]
 
 
-class Subscriber(ABC):  # noqa: B024 - the verbs are on the three kinds below
+class Subscriber(ABC):  # noqa: B024 - the verbs are on the kinds below
     """Events of a generation, in this order: its begin, each step with all its layers, its end."""
 
     def begin_generation(self, start: GenerationStart) -> None:  # noqa: B027
@@ -304,6 +304,14 @@ class Prepender(Subscriber):
     @abstractmethod
     def prepend(self, call: LayerCall) -> Prefix | None:
         """The constant keys of this layer."""
+
+
+class Replacer(Subscriber):
+    """Gives keys and values other contents; several of them in turn."""
+
+    @abstractmethod
+    def replace(self, call: LayerCall) -> tuple[Tensor, Tensor] | None:
+        """Rotated keys and values [batch, kv_head or head, key, dim] in the place of the call's, or None."""
 
 
 def visible(mask: Tensor) -> Tensor:

@@ -8,4 +8,5 @@ from .find import (
 )
 from .head_roles import HeadRole as HeadRole, Roles as Roles, read_roles as read_roles, roles_for as roles_for
 from .probes import Probe as Probe
+from .transplants import Transplant as Transplant, Transplants as Transplants, transplant as transplant
 from .head_roles import NEEDS as NEEDS, ROLES as ROLES, Estimate as Estimate, Role as Role, Rules as Rules

@@ -154,7 +154,7 @@ def find_roles(
         }
         costs = [rows for number in judged if classes and (rows := measured(number, "together", classes)) is not None]
         together = {
-            name: _estimates([[row for row in rows if row["class"] == name] for rows in costs])
+            name: estimates([[row for row in rows if row["class"] == name] for rows in costs])
             for name in classes
             if costs
         }
@@ -243,7 +243,7 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules
     for row in rows:
         if "kl.sink.zero" in row:
             row[MATCHED_OVER] = row["kl.rowmass.zero"] - row["kl.sink.zero"]
-    measured, nothing = _estimates(mine), Estimate(None, None, None)
+    measured, nothing = estimates(mine), Estimate(None, None, None)
     names = ("kl.sink.zero", "kl.rowmass.zero", MATCHED_OVER, "norm_ratio", "evenness", "taken.sink")
     role, reason = decide(lasting, *(measured.get(name, nothing) for name in names), rules)  # type: ignore[call-arg]
     hidden = measured.get("kl.sink", nothing)
@@ -259,7 +259,7 @@ def _conclude(model: Model, head: tuple[int, int], judged: Sequence[Rows], rules
     return HeadRole(*head, need, role, reason, lasting, *where, measured, *count_to_hide(measured, rules))
 
 
-def _estimates(by_prompt: Sequence[Rows]) -> dict[str, Estimate]:
+def estimates(by_prompt: Sequence[Rows]) -> dict[str, Estimate]:
     """Return the mean of every number over prompts, with its interval; the canvases of a prompt are averaged first."""
     names = sorted({name for prompt in by_prompt for row in prompt for name in row if isinstance(row[name], float)})
     if not names:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sinkscope.attention import Columns, Hidden, Hider, LayerCall, OutputProjections, Watcher, subscribed
+from sinkscope.attention import Columns, Hidden, Hider, LayerCall, OutputProjections, Subscriber, Watcher, subscribed
 from sinkscope.models import Model
 from sinkscope.models.devices import is_out_of_memory
 from sinkscope.roles.head_roles import Rules
@@ -234,12 +234,14 @@ def divergences(
     model: Model,
     probe: Probe,
     sight: Sight,
-    removals: Sequence[Sequence[Removal]],
+    removals: Sequence[Sequence[Any]],
     rows: int = 32,
     on_row: Callable[[int], object] = lambda layer: None,
+    by: Callable[[Sequence[Sequence[Any]], int], Subscriber] = _Remover,
 ) -> tuple[Float[np.ndarray, " removal"], Float[np.ndarray, " removal"]]:
     """Return the mean KL divergence of the predictions, in nats, and the share whose first choice stays, of each set of
-    removals; ``sight``: without any; ``rows``: in one call, at most; ``on_row`` is called with each lowest layer.
+    removals; ``sight``: without any; ``rows``: in one call, at most; ``on_row`` is called with each lowest layer;
+    ``by``: makes the subscriber that removes, from these sets and the first position that loses keys.
     """
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
     readers, said = torch.from_numpy(probe.readers), sight.log_probabilities
@@ -256,7 +258,7 @@ def divergences(
         try:
             with (
                 as_written(model, probe),
-                subscribed(model.network, _Remover(part, first)) as session,
+                subscribed(model.network, by(part, first)) as session,
                 beginning_at(session, layer, sight.outputs, len(part), first * bool(sight.stored)),
             ):
                 changed = predictions(model, tokens.expand(len(part), -1), readers, sight.stored)

@@ -1,0 +1,67 @@
+"""Does what a sink stores matter? Sinks get the value of other sinks, beside keys that are no sinks.
+
+Command   python experiments/transplant.py MODEL [--prompts FILE] [--count 12] [--by layer|head] --out FILE
+Cost      on one core: lab-diffusion, 48 problems, two minutes; SmolLM2, 12 prompts, a few minutes; its diffusion
+          sibling half an hour.
+Rule      of each group, fixed before the first run: *nothing* where a sink's value can go (below 0.005 nats), *constant*
+          where another prompt's does as well, *content* where it does not, *open* where an interval holds 0.005 nats.
+Found     docs/transplant.md
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from _settings import SETTINGS, Arguments, made_by, run_script
+from tqdm import tqdm
+
+import sinkscope
+from sinkscope.lab.prompts import problem_prompt
+from sinkscope.roles import transplant
+
+REAL = {"smollm2": {"length": 32}, "smollm2-diffusion": {"length": 32, "steps": 32}}
+"""Settings of the samplers of models that are not the lab's."""
+
+
+def prompts_of(given: Any) -> list[str]:
+    """Return the first prompts of a file, or problems of the lab."""
+    if given.prompts is None:
+        return [problem_prompt("lab-arith", number)["prompt"] for number in range(given.count)]
+    return [json.loads(line)["prompt"] for line in given.prompts.read_text().splitlines()[: given.count]]
+
+
+def rounded(value: Any) -> Any:
+    """Return numbers with five digits."""
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def main() -> None:
+    parser = Arguments(__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--prompts", type=Path, help='JSON lines with a "prompt" each; problems of the lab without')
+    parser.add_argument("--count", type=int, default=12)
+    parser.add_argument("--by", choices=("layer", "head"), default="layer")
+    parser.add_argument("--canvases", type=int, default=2, help="of each prompt of a diffusion model")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    model = sinkscope.load(given.model, dtype="float32")
+    settings = SETTINGS.get(given.model) or REAL[given.model]
+    with tqdm(total=2 * given.count) as bar:
+        prompts = prompts_of(given)
+        more = {"on_progress": lambda *done: bar.update(), "canvases": given.canvases}
+        found = transplant(model, prompts, by=given.by, **more, **settings)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(rounded({**made_by(), "settings": settings, **found.as_dict()})) + "\n")
+    for one in found.rows:
+        if one.group == "model" or one.donor == "prompt":
+            numbers = (one.sink, one.plain, one.sink_over_plain, one.sink_over_zero)
+            told = "  ".join(f"{e.mean:.4f} ({e.low:.4f} to {e.high:.4f})" for e in numbers)
+            print(f"{one.group:10}{one.donor + ' with key' * one.with_key:17}{found.stores[one.group]:9}{told}")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,377 @@
+"""Transplants: the key and value of a sink replaced by those of another sink, to see whether what it stores matters.
+
+The predictions are those of `find_roles`. The key stays, and with it the attention that it gets, unless it is
+transplanted too, turned to the position of the one that it replaces (rotary positions of Llama and Qwen2).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from sinkscope.attention import Columns, LayerCall, Replacer, Watcher, subscribed
+from sinkscope.errors import CallError
+from sinkscope.models import Model, expect_model
+from sinkscope.models.devices import own_defaults
+from sinkscope.roles.find import estimates
+from sinkscope.roles.head_roles import Estimate, Rules
+from sinkscope.roles.probes import CANVASES, Probe, as_written, make_probes, predictions
+from sinkscope.roles.removal import divergences, look, removals_of
+from sinkscope.statistics.intervals import LEAST_PROMPTS
+
+DONORS = ("zero", "prompt", "step", "mean", "text")
+GROUP_DONORS = ("zero", "prompt")
+"""Donors of groups smaller than the model."""
+Stores = Literal["nothing", "constant", "content", "open"]
+
+
+@dataclass(frozen=True, eq=False)
+class Graft:
+    """Keys of one head at some positions, and what they get: values, and keys that are already rotated, if any."""
+
+    layer: int
+    head: int
+    positions: Int[np.ndarray, " key"]
+    value: Float[Tensor, "key dim"]
+    key: Float[Tensor, "key dim"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Transplant:
+    """What the predictions make of one donor in one group of heads.
+
+    Attributes:
+        group: ``model``, ``layer 3``, or a head such as ``3.2``.
+        donor: ``zero`` (no value at all), the same head's sink in another ``prompt`` or another ``step`` of the same
+            one, the ``mean`` of that sink over the other prompts, or a random key of the same canvas that is no sink
+            (``text``).
+        with_key: whether the key is transplanted too.
+        sink: KL divergence of the predictions, in nats, over the canvases that have the donor.
+        plain: the same for keys that are no sinks and hold as much of the readers' attention, in the same heads, from
+            keys that are no sinks.
+        sink_over_plain: their difference, prompt by prompt.
+        sink_over_zero: the sink's divergence less that of its value's removal, prompt by prompt.
+        sink_change: ‖v' − v‖ / ‖v‖ of the sinks, mean over heads; plain_change: of the plain keys.
+        kept: share of the first choices that stay when the sinks are replaced.
+    """
+
+    group: str
+    donor: str
+    with_key: bool
+    sink: Estimate
+    plain: Estimate
+    sink_over_plain: Estimate
+    sink_over_zero: Estimate
+    sink_change: Estimate
+    plain_change: Estimate
+    kept: Estimate
+
+
+@dataclass(frozen=True, eq=False)
+class Transplants:
+    """All transplants of one model.
+
+    Attributes:
+        heads: of each group, mean number with a sink on a canvas.
+        taken: of each group, share of the readers' attention on the sinks, and on the plain keys.
+        stores: of each group: ``nothing`` (its value can go), ``constant`` (it cannot, and another prompt's does as
+            well), ``content`` (another prompt's does not), ``open`` (an interval holds the threshold of `Rules`).
+    """
+
+    model: str
+    prompts: int
+    canvases: int
+    rows: tuple[Transplant, ...]
+    heads: dict[str, float]
+    taken: dict[str, tuple[Estimate, Estimate]]
+    stores: dict[str, Stores]
+
+    def of(self, group: str, donor: str, with_key: bool = False) -> Transplant:
+        """Return one row; StopIteration where there is none."""
+        return next(one for one in self.rows if (one.group, one.donor, one.with_key) == (group, donor, with_key))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+def what_it_stores(zero: Estimate, prompt: Estimate, changed: float) -> Stores:
+    """Return the verdict from the changes that no value makes, and another prompt's."""
+    if zero.low is None or zero.high is None or prompt.low is None or prompt.high is None:
+        return "open"
+    if prompt.low > changed:
+        return "content"
+    if prompt.high >= changed or zero.low <= changed <= zero.high:
+        return "open"
+    return "constant" if zero.low > changed else "nothing"
+
+
+class Keeper(Watcher):
+    """Keeps queries, keys and values of every layer, [head, position, dim], as they are used."""
+
+    def __init__(self) -> None:
+        self.queries: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        for kept, one in zip((self.queries, self.keys, self.values), (call.query, call.key, call.value), strict=True):
+            kept.append(one[0].float().cpu())
+
+
+def turned(
+    model: Model, vectors: Float[Tensor, "*axes position dim"], by: Int[Tensor, " position"]
+) -> Float[Tensor, "*axes position dim"]:
+    """Return queries or keys as they are so many positions further on; CallError without rotary positions."""
+    rotary = getattr(model.network.model, "rotary_emb", None)
+    if rotary is None:
+        raise CallError(f"{model.card.name}: expected rotary positions of transformers, found none; keys cannot move")
+    cos, sin = rotary(vectors, by[None].to(vectors.device))
+    grows = (cos[0, :, :1] ** 2 + sin[0, :, :1] ** 2).sqrt()  # some rotations scale too
+    left, right = vectors.chunk(2, dim=-1)
+    return (vectors * cos[0] + torch.cat([-right, left], dim=-1) * sin[0]) / grows
+
+
+class _Transplanter(Replacer):
+    """Replaces keys and values by the grafts of ``rows[r]`` in row r."""
+
+    def __init__(self, rows: Sequence[Sequence[Graft]], first: int) -> None:
+        self.rows = rows
+
+    def replace(self, call: LayerCall) -> tuple[Tensor, Tensor] | None:
+        mine = [(row, one) for row, grafts in enumerate(self.rows) for one in grafts if one.layer == call.index]
+        if not mine:
+            return None
+        shared = call.query.shape[1] // call.key.shape[1]
+        key, value = (one.repeat_interleave(shared, dim=1) for one in (call.key, call.value))
+        for row, one in mine:
+            positions = torch.from_numpy(one.positions).to(value.device)
+            value[row, one.head, positions] = one.value.to(value)
+            if one.key is not None:
+                key[row, one.head, positions] = one.key.to(key)
+        return key, value
+
+
+At = tuple[int, int, str]
+"""A layer, a head, and ``sink`` or ``plain``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Canvas:
+    """One canvas with its stored keys, turned back to position 0, and values, by layer [kv_head, key, dim].
+
+    Attributes:
+        chosen: positions that are replaced, in heads that have a sink and plain keys.
+        free: keys that are no sinks.
+        taken: share of the readers' attention on the chosen keys.
+    """
+
+    probe: Probe
+    keys: list[Tensor]
+    values: list[Tensor]
+    chosen: dict[At, Int[np.ndarray, " key"]]
+    free: Bool[np.ndarray, "layer head key"]
+    taken: dict[At, float]
+
+    def content(self, layer: int, head: int, positions: Any) -> tuple[Tensor, Tensor]:
+        """Return keys and values, [key, dim]."""
+        shared = self.free.shape[1] // len(self.keys[layer])
+        return self.keys[layer][head // shared][positions], self.values[layer][head // shared][positions]
+
+    @cached_property
+    def means(self) -> dict[At, tuple[Tensor, Tensor]]:
+        """Mean key and value of the chosen keys, [dim]."""
+        found = {at: self.content(*at[:2], positions) for at, positions in self.chosen.items()}
+        return {at: (key.mean(0), value.mean(0)) for at, (key, value) in found.items()}
+
+
+def _rotates(model: Model) -> bool:
+    return getattr(model.network.model, "rotary_emb", None) is not None
+
+
+def canvas_of(model: Model, probe: Probe, rules: Rules, seed: int) -> Canvas:
+    """Look at one canvas."""
+    sight = look(model, probe)
+    if model.family.causal and probe.readers.argmax() and not sight.stored:
+        raise CallError(f"{model.card.name}: expected layers that store nothing but keys and values, found others")
+    tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
+    with as_written(model, probe), subscribed(model.network, keeper := Keeper()):
+        predictions(model, tokens, torch.from_numpy(probe.readers))
+    sinks, chosen, taken = sight.sinks(rules.excess), dict[At, Any](), dict[At, float]()
+    free = ~sinks
+    np.put_along_axis(free, sight.order[..., :1], False, axis=-1)
+    for layer, head in np.argwhere(sinks.any(-1)).tolist():
+        named = {one.name: one.keys for one in removals_of(sight, sinks[layer, head], layer, head, seed)}
+        if named["rowmass"].any():
+            for kind, name in (("sink", "sink"), ("plain", "rowmass")):
+                chosen[layer, head, kind] = np.flatnonzero(named[name])
+                taken[layer, head, kind] = float(sight.reader_rows[layer, head][named[name]].sum())
+    keys, back = keeper.keys, -torch.arange(tokens.shape[1])
+    if _rotates(model):
+        keys = [turned(model, one.to(model.device), back).cpu() for one in keys]
+    return Canvas(probe, keys, keeper.values, chosen, free, taken)
+
+
+def grafts_of(
+    model: Model, mine: Canvas, donor: str, with_key: bool, others: Sequence[Canvas], rng: np.random.Generator
+) -> dict[At, Graft]:
+    """Return a graft for all chosen keys that have the donor among ``others``, canvases by falling priority."""
+    found = {}
+    for at, positions in mine.chosen.items():
+        layer, head, kind = at
+        having = [one for one in others if at in one.chosen]
+        if donor == "zero":
+            key, value = mine.content(layer, head, positions)
+            value = torch.zeros_like(value)
+        elif donor == "text":
+            key, value = mine.content(layer, head, rng.choice(np.flatnonzero(mine.free[layer, head]), len(positions)))
+        elif not having:
+            continue
+        elif donor == "mean":
+            key, value = (torch.stack(many).mean(0) for many in zip(*(one.means[at] for one in having), strict=True))
+            key, value = (one.expand(len(positions), -1) for one in (key, value))
+        else:
+            theirs = having[0].chosen[at]
+            key, value = having[0].content(
+                layer, head, theirs if kind == "sink" else rng.choice(theirs, len(positions))
+            )
+        there = turned(model, key.to(model.device), torch.from_numpy(positions)) if with_key else None
+        found[at] = Graft(layer, head, positions, value, there)
+    return found
+
+
+def _conditions(model: Model) -> list[tuple[str, bool]]:
+    both = [("prompt", True), ("step", True), ("mean", True)] if _rotates(model) else []
+    return [*((donor, False) for donor in DONORS), *both]
+
+
+@torch.no_grad()
+def _measure(
+    model: Model, canvases: Sequence[Sequence[Canvas]], prompt: int, number: int, by: str, rows: int, seed: int
+) -> dict[str, float]:
+    """Return the numbers of one canvas by name: what, group, donor, with key, kind."""
+    mine, count = canvases[prompt][number], len(canvases)
+    behind = [canvases[(prompt + one) % count] for one in range(1, count)]
+    others = {
+        "prompt": [one[min(number, len(one) - 1)] for one in behind],
+        "step": [canvases[prompt][(number + one) % len(canvases[prompt])] for one in range(1, len(canvases[prompt]))],
+        "mean": [canvas for one in behind for canvas in one],
+    }
+    found, sets = dict[str, float](), list[tuple[str, list[Graft]]]()
+    for donor, with_key in _conditions(model):
+        rng = np.random.default_rng([seed, prompt, number, DONORS.index(donor)])
+        grafts = grafts_of(model, mine, donor, with_key, others.get(donor, ()), rng)
+        for kind in ("sink", "plain"):
+            groups: dict[str, list[Graft]] = {}
+            for at, one in grafts.items():
+                if at[2] == kind:
+                    groups.setdefault("model", []).append(one)
+                    if donor in GROUP_DONORS and not with_key:
+                        name = f"layer {at[0]}" if by == "layer" else f"{at[0]}.{at[1]}"
+                        groups.setdefault(name, []).append(one)
+            for group, some in groups.items():
+                name = f"{group}|{donor}|{with_key}|{kind}"
+                sets.append((name, some))
+                before = [mine.content(one.layer, one.head, one.positions)[1] for one in some]
+                changes = [(one.value - was).norm() / was.norm() for one, was in zip(some, before, strict=True)]
+                known = [float(one) for one in changes if one.isfinite()]
+                found[f"change|{name}"] = float(np.mean(known)) if known else float("nan")
+                at = [(one.layer, one.head, kind) for one in some]
+                if (donor, with_key) == ("zero", False):
+                    found[f"taken|{group}|{kind}"] = float(np.mean([mine.taken[one] for one in at]))
+                    found[f"heads|{group}"] = float(len(at))
+    sets.sort(key=lambda one: min(graft.layer for graft in one[1]))
+    sight = look(model, mine.probe)
+    kl, kept = divergences(model, mine.probe, sight, [one for _, one in sets], rows, by=_Transplanter)
+    for (name, _), nats, share in zip(sets, kl.tolist(), kept.tolist(), strict=True):
+        found |= {f"kl|{name}": nats, f"kept|{name}": share}
+    for name in [one.removesuffix("|sink") for one, _ in sets if one.endswith("|sink")]:
+        group, nats = name.split("|")[0], found[f"kl|{name}|sink"]
+        found[f"over plain|{name}"] = nats - found[f"kl|{name}|plain"]
+        found[f"over zero|{name}"] = nats - found[f"kl|{group}|zero|False|sink"]
+    return found
+
+
+@own_defaults()
+def transplant(
+    model: Model,
+    prompts: Sequence[Any],
+    *,
+    by: Literal["layer", "head"] = "layer",
+    rules: Rules | None = None,
+    canvases: int = CANVASES,
+    rows: int = 32,
+    control_seed: int = 0,
+    on_progress: Callable[[str, int, int], object] | None = None,
+    **settings: Any,
+) -> Transplants:
+    """Return how the predictions change when sinks get the content of other sinks, in all heads at once and by layer or
+    head, beside keys that are no sinks.
+
+    Args:
+        prompts: texts or token ids, at least five. In a causal model the first token's content depends on nothing but
+            that token, so that prompts with one beginning give it one content.
+        by: groups of heads besides the whole model; they get the donors ``zero`` and ``prompt``.
+        rules: of what a sink is and which change counts; `Rules()` when None.
+        canvases: of each prompt of a diffusion model.
+        rows: canvases in one forward call, fewer where memory does not suffice.
+        control_seed: of keys that are drawn at random.
+        on_progress: called with a unit (``looks`` at prompts, then ``prompts``), how many are done, and expected.
+        settings: of the model's sampler.
+
+    Raises CallError for too few prompts, or a causal model whose layers store more than keys and values.
+    """
+    expect_model(model, unwatched=True)
+    if len(prompts) < LEAST_PROMPTS:
+        raise CallError(f"expected at least {LEAST_PROMPTS} prompts, found {len(prompts)}")
+    rules, report, seen = rules or Rules(), on_progress or (lambda *numbers: None), list[list[Canvas]]()
+    for number, prompt in enumerate(prompts):
+        probes = make_probes(model, prompt, number, canvases, **settings)
+        seen.append([canvas_of(model, one, rules, control_seed + number) for one in probes])
+        report("looks", number + 1, len(prompts))
+    measured = []
+    for number, mine in enumerate(seen):
+        measured.append([_measure(model, seen, number, at, by, rows, control_seed) for at in range(len(mine))])
+        report("prompts", number + 1, len(prompts))
+    found, nothing = estimates(measured), Estimate(None, None, None)
+
+    def of(*names: Any) -> Estimate:
+        return found.get("|".join(map(str, names)), nothing)
+
+    names = [
+        one.split("|")[1:4] for row in measured for canvas in row for one in canvas if one.startswith("over plain")
+    ]
+    told = tuple(
+        Transplant(
+            group,
+            donor,
+            with_key == "True",
+            *(of("kl", group, donor, with_key, kind) for kind in ("sink", "plain")),
+            *(of(what, group, donor, with_key) for what in ("over plain", "over zero")),
+            *(of("change", group, donor, with_key, kind) for kind in ("sink", "plain")),
+            of("kept", group, donor, with_key, "sink"),
+        )
+        for group, donor, with_key in sorted({(*one,) for one in names}, key=_in_order)
+    )
+    groups = list(dict.fromkeys(one.group for one in told))
+    changed = [(of("kl", one, "zero", False, "sink"), of("kl", one, "prompt", False, "sink")) for one in groups]
+    return Transplants(
+        model.card.name,
+        len(prompts),
+        sum(map(len, seen)),
+        told,
+        {one: of("heads", one).mean or 0.0 for one in groups},
+        {one: (of("taken", one, "sink"), of("taken", one, "plain")) for one in groups},
+        {one: what_it_stores(*pair, rules.changed) for one, pair in zip(groups, changed, strict=True)},
+    )
+
+
+def _in_order(name: tuple[str, ...]) -> tuple[Any, ...]:
+    group, donor, with_key = name
+    places = [float("-inf")] if group == "model" else [float(one) for one in group.removeprefix("layer ").split(".")]
+    return places, with_key, DONORS.index(donor)
