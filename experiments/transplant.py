@@ -8,26 +8,47 @@ Rule      of each group, fixed before the first run: *nothing* where a sink's va
 Found     docs/transplant.md
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from _lab_runs import WORK
 from _settings import SETTINGS, Arguments, made_by, run_script
 from tqdm import tqdm
 
 import sinkscope
 from sinkscope.lab.prompts import problem_prompt
-from sinkscope.roles import transplant
+from sinkscope.roles import Probe, transplant_on
+from sinkscope.roles.probes import make_probes
 
+ARRAYS = ("tokens", "readers", "committed")
 REAL = {"smollm2": {"length": 32}, "smollm2-diffusion": {"length": 32, "steps": 32}}
 """Settings of the samplers of models that are not the lab's."""
 
 
-def prompts_of(given: Any) -> list[str]:
-    """Return the first prompts of a file, or problems of the lab."""
+def probes_of(model: Any, given: Any) -> tuple[dict[str, Any], list[list[Probe]]]:
+    """Return settings of the sampler, and the canvases of the first prompts of a file, or problems of the lab; canvases
+    that were written before are read.
+    """
+    settings = SETTINGS.get(given.model) or REAL[given.model]
     if given.prompts is None:
-        return [problem_prompt("lab-arith", number)["prompt"] for number in range(given.count)]
-    return [json.loads(line)["prompt"] for line in given.prompts.read_text().splitlines()[: given.count]]
+        prompts = [problem_prompt("lab-arith", number)["prompt"] for number in range(given.count)]
+    else:
+        prompts = [json.loads(line)["prompt"] for line in given.prompts.read_text().splitlines()[: given.count]]
+    found = []
+    for number, prompt in enumerate(tqdm(prompts)):
+        made = [model.card.weight_hash, prompt, given.canvases, settings]
+        path = WORK / "probes" / f"{hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]}.npz"
+        if not path.exists():
+            some = make_probes(model, prompt, number, given.canvases, **settings)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, step=[one.step for one in some], **{n: [getattr(one, n) for one in some] for n in ARRAYS})
+        with np.load(path) as kept:
+            rows = zip(kept["step"].tolist(), *(kept[name] for name in ARRAYS), strict=True)
+            found.append([Probe(number, *row) for row in rows])
+    return settings, found
 
 
 def rounded(value: Any) -> Any:
@@ -49,17 +70,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     model = sinkscope.load(given.model, dtype="float32")
-    settings = SETTINGS.get(given.model) or REAL[given.model]
-    with tqdm(total=2 * given.count) as bar:
-        prompts = prompts_of(given)
-        more = {"on_progress": lambda *done: bar.update(), "canvases": given.canvases}
-        found = transplant(model, prompts, by=given.by, **more, **settings)
+    settings, probes = probes_of(model, given)
+    with tqdm(total=2 * len(probes)) as bar:
+        found = transplant_on(model, probes, by=given.by, on_prompt=bar.update)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(rounded({**made_by(), "settings": settings, **found.as_dict()})) + "\n")
     for one in found.rows:
         if one.group == "model" or one.donor == "prompt":
             numbers = (one.sink, one.plain, one.sink_over_plain, one.sink_over_zero)
-            told = "  ".join(f"{e.mean:.4f} ({e.low:.4f} to {e.high:.4f})" for e in numbers)
+            told = "  ".join(f"{e.mean or 0:.4f} ({e.low or 0:.4f} to {e.high or 0:.4f})" for e in numbers)
             print(f"{one.group:10}{one.donor + ' with key' * one.with_key:17}{found.stores[one.group]:9}{told}")
 
 

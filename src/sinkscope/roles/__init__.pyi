@@ -8,5 +8,10 @@ from .find import (
 )
 from .head_roles import HeadRole as HeadRole, Roles as Roles, read_roles as read_roles, roles_for as roles_for
 from .probes import Probe as Probe
-from .transplants import Transplant as Transplant, Transplants as Transplants, transplant as transplant
+from .transplants import (
+    Transplant as Transplant,
+    Transplants as Transplants,
+    transplant as transplant,
+    transplant_on as transplant_on,
+)
 from .head_roles import NEEDS as NEEDS, ROLES as ROLES, Estimate as Estimate, Role as Role, Rules as Rules

@@ -25,8 +25,8 @@ from sinkscope.roles.removal import divergences, look, removals_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS
 
 DONORS = ("zero", "prompt", "step", "mean", "text")
-GROUP_DONORS = ("zero", "prompt")
-"""Donors of groups smaller than the model."""
+IN_GROUPS = {("zero", "sink"), ("prompt", "sink"), ("prompt", "plain")}
+"""What is measured in groups smaller than the model."""
 Stores = Literal["nothing", "constant", "content", "open"]
 
 
@@ -246,7 +246,7 @@ def grafts_of(
 
 
 def _conditions(model: Model) -> list[tuple[str, bool]]:
-    both = [("prompt", True), ("step", True), ("mean", True)] if _rotates(model) else []
+    both = [("prompt", True), ("step", True)] if _rotates(model) else []
     return [*((donor, False) for donor in DONORS), *both]
 
 
@@ -271,7 +271,7 @@ def _measure(
             for at, one in grafts.items():
                 if at[2] == kind:
                     groups.setdefault("model", []).append(one)
-                    if donor in GROUP_DONORS and not with_key:
+                    if (donor, kind) in IN_GROUPS and not with_key and not number:
                         name = f"layer {at[0]}" if by == "layer" else f"{at[0]}.{at[1]}"
                         groups.setdefault(name, []).append(one)
             for group, some in groups.items():
@@ -292,7 +292,7 @@ def _measure(
         found |= {f"kl|{name}": nats, f"kept|{name}": share}
     for name in [one.removesuffix("|sink") for one, _ in sets if one.endswith("|sink")]:
         group, nats = name.split("|")[0], found[f"kl|{name}|sink"]
-        found[f"over plain|{name}"] = nats - found[f"kl|{name}|plain"]
+        found[f"over plain|{name}"] = nats - found.get(f"kl|{name}|plain", float("nan"))
         found[f"over zero|{name}"] = nats - found[f"kl|{group}|zero|False|sink"]
     return found
 
@@ -307,7 +307,6 @@ def transplant(
     canvases: int = CANVASES,
     rows: int = 32,
     control_seed: int = 0,
-    on_progress: Callable[[str, int, int], object] | None = None,
     **settings: Any,
 ) -> Transplants:
     """Return how the predictions change when sinks get the content of other sinks, in all heads at once and by layer or
@@ -316,28 +315,47 @@ def transplant(
     Args:
         prompts: texts or token ids, at least five. In a causal model the first token's content depends on nothing but
             that token, so that prompts with one beginning give it one content.
-        by: groups of heads besides the whole model; they get the donors ``zero`` and ``prompt``.
+        by: groups of heads besides the whole model; on the first canvas of each prompt they get the donors ``zero`` and
+            ``prompt``.
         rules: of what a sink is and which change counts; `Rules()` when None.
         canvases: of each prompt of a diffusion model.
         rows: canvases in one forward call, fewer where memory does not suffice.
         control_seed: of keys that are drawn at random.
-        on_progress: called with a unit (``looks`` at prompts, then ``prompts``), how many are done, and expected.
         settings: of the model's sampler.
 
     Raises CallError for too few prompts, or a causal model whose layers store more than keys and values.
     """
     expect_model(model, unwatched=True)
-    if len(prompts) < LEAST_PROMPTS:
-        raise CallError(f"expected at least {LEAST_PROMPTS} prompts, found {len(prompts)}")
-    rules, report, seen = rules or Rules(), on_progress or (lambda *numbers: None), list[list[Canvas]]()
-    for number, prompt in enumerate(prompts):
-        probes = make_probes(model, prompt, number, canvases, **settings)
-        seen.append([canvas_of(model, one, rules, control_seed + number) for one in probes])
-        report("looks", number + 1, len(prompts))
+    probes = [make_probes(model, prompt, number, canvases, **settings) for number, prompt in enumerate(prompts)]
+    return transplant_on(model, probes, by=by, rules=rules, rows=rows, control_seed=control_seed)
+
+
+@own_defaults()
+def transplant_on(
+    model: Model,
+    probes: Sequence[Sequence[Probe]],
+    *,
+    by: Literal["layer", "head"] = "layer",
+    rules: Rules | None = None,
+    rows: int = 32,
+    control_seed: int = 0,
+    on_prompt: Callable[[], object] = lambda: None,
+) -> Transplants:
+    """Return the same for canvases at hand, by prompt; ``on_prompt`` is called when one has been looked at or measured.
+
+    CallError: see `transplant`.
+    """
+    expect_model(model, unwatched=True)
+    if len(probes) < LEAST_PROMPTS:
+        raise CallError(f"expected at least {LEAST_PROMPTS} prompts, found {len(probes)}")
+    rules, seen = rules or Rules(), list[list[Canvas]]()
+    for number, of_prompt in enumerate(probes):
+        seen.append([canvas_of(model, one, rules, control_seed + number) for one in of_prompt])
+        on_prompt()
     measured = []
     for number, mine in enumerate(seen):
         measured.append([_measure(model, seen, number, at, by, rows, control_seed) for at in range(len(mine))])
-        report("prompts", number + 1, len(prompts))
+        on_prompt()
     found, nothing = estimates(measured), Estimate(None, None, None)
 
     def of(*names: Any) -> Estimate:
@@ -362,7 +380,7 @@ def transplant(
     changed = [(of("kl", one, "zero", False, "sink"), of("kl", one, "prompt", False, "sink")) for one in groups]
     return Transplants(
         model.card.name,
-        len(prompts),
+        len(probes),
         sum(map(len, seen)),
         told,
         {one: of("heads", one).mean or 0.0 for one in groups},
