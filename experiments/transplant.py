@@ -44,7 +44,8 @@ def probes_of(model: Any, given: Any) -> tuple[dict[str, Any], list[list[Probe]]
         if not path.exists():
             some = make_probes(model, prompt, number, given.canvases, **settings)
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(path, step=[one.step for one in some], **{n: [getattr(one, n) for one in some] for n in ARRAYS})
+            arrays: dict[str, Any] = {name: [getattr(one, name) for one in some] for name in ("step", *ARRAYS)}
+            np.savez(path, **arrays)
         with np.load(path) as kept:
             rows = zip(kept["step"].tolist(), *(kept[name] for name in ARRAYS), strict=True)
             found.append([Probe(number, *row) for row in rows])

@@ -11,7 +11,7 @@ from diary import TOKENS, Diary
 from torch import Tensor
 from transformers import GPTJConfig, GPTJForCausalLM
 
-from sinkscope.attention import Hider, Prepender, Subscriber, subscribed
+from sinkscope.attention import Hidden, Hider, Prepender, Replacer, Subscriber, subscribed
 from sinkscope.attention.hooks import attention_forward
 from sinkscope.errors import AttentionError
 
@@ -38,6 +38,16 @@ class Front(Prepender):
 
     def prepend(self, call):
         return self.prefix
+
+
+class Give(Replacer):
+    """Replaces what ``given``, a function of the layer's call, returns."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def replace(self, call):
+        return self.given(call)
 
 
 def one_key(position):
@@ -90,6 +100,7 @@ IDLERS = {
     "hides None": Hide(lambda call: None),
     "hides no key": Hide(lambda call: torch.zeros(1, 1, call.key.shape[2], dtype=torch.bool)),
     "prepends None": Front(None),
+    "replaces nothing": Give(lambda call: None),
 }
 
 
@@ -116,6 +127,22 @@ def test_hiding_equals_a_mask_given_to_the_stock_model(model, ids):
     visible[:, 2] = False
     expected = logits(model.network, ids, attention_mask=visible.expand(ROWS, 1, -1, -1))
     assert_close(watched(model.network, [one_key(2)], ids), expected, terms=terms_of(model.network, LENGTH))
+
+
+def test_a_value_of_zero_is_a_key_zeroed_behind_the_softmax_and_replacers_follow_each_other(model, ids):
+    def without(call):
+        value = call.value.clone()
+        value[:, :, 2] = 0
+        return call.key, value
+
+    shared = model.card.heads // model.card.kv_heads
+    by_head = Give(lambda call: tuple(one.repeat_interleave(shared, 1) for one in (call.key, call.value)))
+    zeroed = Hide(lambda call: [Hidden((torch.arange(LENGTH) == 2)[None, None, None], zeroed=True)])
+    expected, terms = watched(model.network, [zeroed], ids), terms_of(model.network, LENGTH)
+    for replacers in ([Give(without)], [Give(without), by_head], [by_head, Give(without)]):
+        assert_close(watched(model.network, replacers, ids), expected, terms=terms)
+    assert not torch.allclose(expected, logits(model.network, ids), atol=1e-3)
+    assert_close(watched(model.network, [by_head], ids), logits(model.network, ids), terms=terms)
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux"])

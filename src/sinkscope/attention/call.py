@@ -149,11 +149,11 @@ class Call:
         self, layer: LayerCall, scale: float, mask: Tensor | None, causal: bool, dropout: float
     ) -> Tensor | None:
         """Return the attention of a layer as the subscribers request it, and show them its columns."""
-        assert layer.membership is not None
         replaced = False
         for replacer in self._replacers:
             if (given := replacer.replace(layer)) is not None:
                 layer, replaced = replace(layer, key=given[0], value=given[1]), True
+        assert layer.membership is not None
         inputs = AttentionInputs(layer.query, layer.key, layer.value, layer.membership, scale, mask, causal)
         hidden, prefix, in_force = self._requests_for(layer, inputs)
         if not in_force and not replaced:

@@ -51,6 +51,7 @@ class Transplant:
             one, the ``mean`` of that sink over the other prompts, or a random key of the same canvas that is no sink
             (``text``).
         with_key: whether the key is transplanted too.
+        heads: mean number of heads on a canvas whose sink is replaced: those whose sink has the donor.
         sink: KL divergence of the predictions, in nats, over the canvases that have the donor.
         plain: the same for keys that are no sinks and hold as much of the readers' attention, in the same heads, from
             keys that are no sinks.
@@ -63,6 +64,7 @@ class Transplant:
     group: str
     donor: str
     with_key: bool
+    heads: float
     sink: Estimate
     plain: Estimate
     sink_over_plain: Estimate
@@ -77,7 +79,6 @@ class Transplants:
     """All transplants of one model.
 
     Attributes:
-        heads: of each group, mean number with a sink on a canvas.
         taken: of each group, share of the readers' attention on the sinks, and on the plain keys.
         stores: of each group: ``nothing`` (its value can go), ``constant`` (it cannot, and another prompt's does as
             well), ``content`` (another prompt's does not), ``open`` (an interval holds the threshold of `Rules`).
@@ -87,7 +88,6 @@ class Transplants:
     prompts: int
     canvases: int
     rows: tuple[Transplant, ...]
-    heads: dict[str, float]
     taken: dict[str, tuple[Estimate, Estimate]]
     stores: dict[str, Stores]
 
@@ -282,9 +282,9 @@ def _measure(
                 known = [float(one) for one in changes if one.isfinite()]
                 found[f"change|{name}"] = float(np.mean(known)) if known else float("nan")
                 at = [(one.layer, one.head, kind) for one in some]
-                if (donor, with_key) == ("zero", False):
+                found[f"replaced|{name}"] = float(len(at))
+                if donor == ("zero" if kind == "sink" else "prompt"):
                     found[f"taken|{group}|{kind}"] = float(np.mean([mine.taken[one] for one in at]))
-                    found[f"heads|{group}"] = float(len(at))
     sets.sort(key=lambda one: min(graft.layer for graft in one[1]))
     sight = look(model, mine.probe)
     kl, kept = divergences(model, mine.probe, sight, [one for _, one in sets], rows, by=_Transplanter)
@@ -369,10 +369,14 @@ def transplant_on(
             group,
             donor,
             with_key == "True",
-            *(of("kl", group, donor, with_key, kind) for kind in ("sink", "plain")),
-            *(of(what, group, donor, with_key) for what in ("over plain", "over zero")),
-            *(of("change", group, donor, with_key, kind) for kind in ("sink", "plain")),
-            of("kept", group, donor, with_key, "sink"),
+            heads=of("replaced", group, donor, with_key, "sink").mean or 0.0,
+            sink=of("kl", group, donor, with_key, "sink"),
+            plain=of("kl", group, donor, with_key, "plain"),
+            sink_over_plain=of("over plain", group, donor, with_key),
+            sink_over_zero=of("over zero", group, donor, with_key),
+            sink_change=of("change", group, donor, with_key, "sink"),
+            plain_change=of("change", group, donor, with_key, "plain"),
+            kept=of("kept", group, donor, with_key, "sink"),
         )
         for group, donor, with_key in sorted({(*one,) for one in names}, key=_in_order)
     )
@@ -383,7 +387,6 @@ def transplant_on(
         len(probes),
         sum(map(len, seen)),
         told,
-        {one: of("heads", one).mean or 0.0 for one in groups},
         {one: (of("taken", one, "sink"), of("taken", one, "plain")) for one in groups},
         {one: what_it_stores(*pair, rules.changed) for one, pair in zip(groups, changed, strict=True)},
     )
