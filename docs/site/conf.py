@@ -70,6 +70,7 @@ CONTENTS = {
         "docs/figures",
         "docs/statistics",
         "docs/roles",
+        "docs/transplant",
         "docs/exports",
         "docs/trace-format",
     ],
