@@ -73,7 +73,8 @@ def main() -> None:
     model = sinkscope.load(given.model, dtype="float32")
     settings, probes = probes_of(model, given)
     with tqdm(total=2 * len(probes)) as bar:
-        found = transplant_on(model, probes, by=given.by, on_prompt=bar.update)
+        folder = WORK / "transplant" / given.out.stem
+        found = transplant_on(model, probes, by=given.by, out=folder, on_prompt=bar.update)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(rounded({**made_by(), "settings": settings, **found.as_dict()})) + "\n")
     for one in found.rows:

@@ -7,6 +7,7 @@ transplanted too, turned to the position of the one that it replaces (rotary pos
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +19,13 @@ from sinkscope.attention import Columns, LayerCall, Replacer, Watcher, subscribe
 from sinkscope.errors import CallError
 from sinkscope.models import Model, expect_model
 from sinkscope.models.devices import own_defaults
+from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.roles.find import estimates
 from sinkscope.roles.head_roles import Estimate, Rules
 from sinkscope.roles.probes import CANVASES, Probe, as_written, make_probes, predictions
-from sinkscope.roles.removal import divergences, look, removals_of
+from sinkscope.roles.removal import Rows, divergences, look, removals_of
+from sinkscope.runs.files import checksum_of
+from sinkscope.runs.folder import Items
 from sinkscope.statistics.intervals import LEAST_PROMPTS
 
 DONORS = ("zero", "prompt", "step", "mean", "text")
@@ -279,8 +283,8 @@ def _measure(
                 sets.append((name, some))
                 before = [mine.content(one.layer, one.head, one.positions)[1] for one in some]
                 changes = [(one.value - was).norm() / was.norm() for one, was in zip(some, before, strict=True)]
-                known = [float(one) for one in changes if one.isfinite()]
-                found[f"change|{name}"] = float(np.mean(known)) if known else float("nan")
+                if known := [float(one) for one in changes if one.isfinite()]:
+                    found[f"change|{name}"] = float(np.mean(known))
                 at = [(one.layer, one.head, kind) for one in some]
                 found[f"replaced|{name}"] = float(len(at))
                 if donor == ("zero" if kind == "sink" else "prompt"):
@@ -292,7 +296,8 @@ def _measure(
         found |= {f"kl|{name}": nats, f"kept|{name}": share}
     for name in [one.removesuffix("|sink") for one, _ in sets if one.endswith("|sink")]:
         group, nats = name.split("|")[0], found[f"kl|{name}|sink"]
-        found[f"over plain|{name}"] = nats - found.get(f"kl|{name}|plain", float("nan"))
+        if f"kl|{name}|plain" in found:
+            found[f"over plain|{name}"] = nats - found[f"kl|{name}|plain"]
         found[f"over zero|{name}"] = nats - found[f"kl|{group}|zero|False|sink"]
     return found
 
@@ -339,9 +344,11 @@ def transplant_on(
     rules: Rules | None = None,
     rows: int = 32,
     control_seed: int = 0,
+    out: Path | None = None,
     on_prompt: Callable[[], object] = lambda: None,
 ) -> Transplants:
-    """Return the same for canvases at hand, by prompt; ``on_prompt`` is called when one has been looked at or measured.
+    """Return the same for canvases at hand, by prompt; ``out``: a folder of finished prompts, from which the same call
+    resumes; ``on_prompt`` is called when a prompt has been looked at or measured.
 
     CallError: see `transplant`.
     """
@@ -352,18 +359,25 @@ def transplant_on(
     for number, of_prompt in enumerate(probes):
         seen.append([canvas_of(model, one, rules, control_seed + number) for one in of_prompt])
         on_prompt()
-    measured = []
+    tokens = [[one.tokens.tolist() for one in of_prompt] for of_prompt in probes]
+    settings = {"by": by, "rules": asdict(rules), "control_seed": control_seed, "tokens": tokens}
+    run = checksum_of({"weights": weight_hash_of(model), **settings})
+    items, measured = out and Items(out, run), list[Rows]()
     for number, mine in enumerate(seen):
-        measured.append([_measure(model, seen, number, at, by, rows, control_seed) for at in range(len(mine))])
+        known = items and items.read(number)
+        found = known and known["rows"]
+        if not found:
+            found = [_measure(model, seen, number, at, by, rows, control_seed) for at in range(len(mine))]
+            if items:
+                items.commit(number, {"rows": found})
+        measured.append(found)
         on_prompt()
-    found, nothing = estimates(measured), Estimate(None, None, None)
+    told_of, nothing = estimates(measured), Estimate(None, None, None)
 
     def of(*names: Any) -> Estimate:
-        return found.get("|".join(map(str, names)), nothing)
+        return told_of.get("|".join(map(str, names)), nothing)
 
-    names = [
-        one.split("|")[1:4] for row in measured for canvas in row for one in canvas if one.startswith("over plain")
-    ]
+    names = [one.split("|")[1:4] for row in measured for canvas in row for one in canvas if one.startswith("over zero")]
     told = tuple(
         Transplant(
             group,
