@@ -39,8 +39,8 @@ from transplant import probes_of, rounded
 import sinkscope
 from sinkscope.attention import subscribed
 from sinkscope.roles.find import estimates
+from sinkscope.roles.grafts import Keeper, turned
 from sinkscope.roles.probes import Probe, as_written
-from sinkscope.roles.transplants import Keeper, turned
 from sinkscope.statistics.intervals import interval_of_means
 
 LEAST = 0.05

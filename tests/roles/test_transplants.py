@@ -12,10 +12,11 @@ from closeness import terms_of, tolerance
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from sinkscope.errors import CallError
-from sinkscope.roles import Estimate, Rules, transplant
+from sinkscope.roles import Estimate, Rules, transplant, transplant_on
+from sinkscope.roles.grafts import Graft, Transplanter, canvas_of, grafts_of, turned
 from sinkscope.roles.probes import make_probes, predictions
 from sinkscope.roles.removal import divergences, look
-from sinkscope.roles.transplants import Graft, _Transplanter, canvas_of, grafts_of, turned, what_it_stores
+from sinkscope.roles.transplants import what_it_stores
 
 PROMPT = [5, 30, 31, 32, 40, 41, 7]
 EASY = Rules(excess=0.2)
@@ -61,7 +62,7 @@ def test_a_transplant_in_one_head_is_that_of_a_map_with_other_contents(model, pr
     new_value, new_key = torch.randn(2, 3, dim, generator=rng) * 3
     places = [(layer, head) for layer in range(3) for head in (0, 4)]
     sets = [[Graft(*place, positions, new_value, new_key if with_key else None)] for place in places]
-    kl, kept = divergences(model, probe, sight, sets, rows=4, by=_Transplanter)
+    kl, kept = divergences(model, probe, sight, sets, rows=4, by=Transplanter)
     now, first = {}, int(probe.readers.argmax()) if model.family.causal else 0
 
     def attention(module, query, key, value, mask, scaling=None, **others):
@@ -96,7 +97,7 @@ def test_the_content_of_the_same_canvas_changes_nothing_and_a_key_turned_back_is
     for with_key in (False, True):
         grafts = grafts_of(model, mine, "prompt", with_key, [mine], np.random.default_rng(0))
         sinks = [one for at, one in grafts.items() if at[2] == "sink"]
-        kl, kept = divergences(model, probe, look(model, probe), [sinks], by=_Transplanter)
+        kl, kept = divergences(model, probe, look(model, probe), [sinks], by=Transplanter)
         assert kl[0] < 1e-6 and kept[0] == 1
 
 
@@ -142,6 +143,27 @@ def test_each_donor_gives_the_content_that_it_says(diffusion):
 )
 def test_the_rules(zero, prompt, stores):
     assert what_it_stores(Estimate(0.0, *zero), Estimate(0.0, *prompt), 0.005) == stores
+
+
+def test_finished_prompts_are_not_measured_again_and_rows_are_means_over_prompts(diffusion, tmp_path, monkeypatch):
+    settings = {"length": 16, "steps": 16, "block": 16}
+    probes = [make_probes(diffusion, [*PROMPT, 20 + at], at, 2, **settings) for at in range(5)]
+    found = transplant_on(diffusion, probes, by="head", rules=EASY, out=tmp_path)
+    seen = [[canvas_of(diffusion, one, EASY, at) for one in of_prompt] for at, of_prompt in enumerate(probes)]
+    changes = []
+    for at, (first, second) in enumerate(seen):
+        for mine, other, number in ((first, second, 0), (second, first, 1)):
+            grafts = grafts_of(diffusion, mine, "step", False, [other], np.random.default_rng([0, at, number, 2]))
+            sinks = [one for place, one in grafts.items() if place[2] == "sink"]
+            kl = divergences(diffusion, mine.probe, look(diffusion, mine.probe), [sinks], by=Transplanter)[0]
+            changes.append(float(kl[0]))
+    row = found.of("model", "step")
+    assert row.sink.mean == pytest.approx(np.mean(changes), rel=1e-3) and row.sink.low < row.sink.mean < row.sink.high
+    assert row.sink_over_plain.mean == pytest.approx(row.sink.mean - row.plain.mean)
+    monkeypatch.setattr("sinkscope.roles.transplants.divergences", None)
+    assert transplant_on(diffusion, probes, by="head", rules=EASY, out=tmp_path).as_dict() == found.as_dict()
+    with pytest.raises(TypeError):
+        transplant_on(diffusion, probes, by="layer", rules=EASY, out=tmp_path)
 
 
 def test_too_few_prompts_are_refused(diffusion):
