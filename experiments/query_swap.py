@@ -16,8 +16,8 @@ Method    Of each head, the main sink of the masked queries and that of the writ
           the nearest written token.
 Measured  ``follows``: the share of the way from a query's own preference (attention on the masked queries' sink less
           that on the written ones') to the donor's: 1 where a swap makes it a query like the donor, 0 where it stays
-          what it was; a null over the way of the swap beside it, and a changed input over the way to the preference of
-          all queries of the other kind. A ratio of means over prompts, with 95 % intervals over prompts.
+          what it was. A null is measured over the way of the swap beside it, a changed input over that to the nearest
+          donor. A ratio of means over prompts, with 95 % intervals over prompts.
 Rule      Content is the cause where it follows by more than a half and position by less than a half, by their
           intervals; position the other way round; else both, or neither. Fixed before the first run, with a tenth in
           place of a twentieth, which left half a head a canvas in six prompts of lab-diffusion.
@@ -169,9 +169,7 @@ def input_changes(
 
 def target_of(arm: str, kind: str) -> tuple[str, str]:
     """Return the kind and arm whose preference a swap is measured against."""
-    if arm.startswith("input"):
-        return KINDS[kind == "masked"], "before"
-    return kind, f"donor of {arm.rpartition(' ')[2]}"
+    return kind, f"donor of {'nearest' if arm.startswith('input') else arm.rpartition(' ')[2]}"
 
 
 def follows(by_prompt: list[dict[str, float]]) -> dict[str, list[float]]:

@@ -101,10 +101,14 @@ def test_a_query_that_looks_like_the_donor_follows_it_all_the_way():
         "written|before": (0.0, 0.4),
         "masked|null content of any": (0.4, 0.15),
     }
-    rows |= {"masked|input written": (0.2, 0.2), "masked|input written, before": (0.5, 0.1)}
+    rows |= {
+        "masked|donor of nearest": (0.1, 0.3),
+        "masked|input written": (0.2, 0.2),
+        "masked|input written, before": (0.5, 0.1),
+    }
     flat = {f"{name}|{kind}": one for name, pair in rows.items() for kind, one in zip(KINDS, pair, strict=True)}
     found = follows([flat] * 5)
     assert found["masked|content of any"] == pytest.approx([1, 1, 1]) and found["masked|position of any"][0] == 0
     assert found["masked|null content of any"][0] == pytest.approx(0.15 / 0.6)
-    assert found["masked|input written"][0] == pytest.approx(0.4 / 0.8)
+    assert found["masked|input written"][0] == pytest.approx(0.4 / 0.6)
     assert not any(name.startswith("written") for name in found)

@@ -183,6 +183,7 @@ def transplant(
     Raises CallError for too few prompts, or a causal model whose layers store more than keys and values.
     """
     expect_model(model, unwatched=True)
+    _check_number(len(prompts))
     probes = [make_probes(model, prompt, number, canvases, **settings) for number, prompt in enumerate(prompts)]
     return transplant_on(model, probes, by=by, rules=rules, rows=rows, control_seed=control_seed)
 
@@ -205,8 +206,7 @@ def transplant_on(
     CallError: see `transplant`.
     """
     expect_model(model, unwatched=True)
-    if len(probes) < LEAST_PROMPTS:
-        raise CallError(f"expected at least {LEAST_PROMPTS} prompts, found {len(probes)}")
+    _check_number(len(probes))
     rules, seen = rules or Rules(), list[list[Canvas]]()
     for number, of_prompt in enumerate(probes):
         seen.append([canvas_of(model, one, rules, control_seed + number) for one in of_prompt])
@@ -217,7 +217,7 @@ def transplant_on(
     items, measured = None if out is None else Items(out, run), list[Rows]()
     for number, mine in enumerate(seen):
         known = items.read(number) if items else None
-        found: Rows | None = known and known["rows"]
+        found: Rows | None = None if known is None else known["rows"]
         if found is None:
             found = [_measure(model, seen, number, at, by, rows, control_seed) for at in range(len(mine))]
             if items:
@@ -256,6 +256,11 @@ def transplant_on(
         {one: (of("taken", one, "sink"), of("taken", one, "plain")) for one in groups},
         {one: what_it_stores(*pair, rules.changed) for one, pair in zip(groups, changed, strict=True)},
     )
+
+
+def _check_number(prompts: int) -> None:
+    if prompts < LEAST_PROMPTS:
+        raise CallError(f"expected at least {LEAST_PROMPTS} prompts, found {prompts}")
 
 
 def _in_order(name: tuple[str, ...]) -> tuple[Any, ...]:
