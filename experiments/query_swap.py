@@ -41,7 +41,7 @@ from sinkscope.attention import subscribed
 from sinkscope.roles.find import estimates
 from sinkscope.roles.grafts import Keeper, turned
 from sinkscope.roles.probes import Probe, as_written
-from sinkscope.statistics.intervals import interval_of_means
+from sinkscope.statistics.intervals import interval_of_means, known
 
 LEAST = 0.05
 """Share of its queries' attention that a main sink takes."""
@@ -172,7 +172,7 @@ def target_of(arm: str, kind: str) -> tuple[str, str]:
     return kind, f"donor of {'nearest' if arm.startswith('input') else arm.rpartition(' ')[2]}"
 
 
-def follows(by_prompt: list[dict[str, float]]) -> dict[str, list[float]]:
+def follows(by_prompt: list[dict[str, float]]) -> dict[str, list[float | None]]:
     """Return by kind and arm, and by layer too, which share of the way a swap goes: ratio, low, high."""
     names = {name.rpartition("|")[0] for rows in by_prompt for name in rows if name.endswith("|masked")}
     nan = float("nan")
@@ -190,8 +190,8 @@ def follows(by_prompt: list[dict[str, float]]) -> dict[str, list[float]]:
         there = ~np.isnan(gone + way)
         if there.any() and abs(mean := way[there].mean()) > SHORTEST:
             ratio = gone[there].mean() / mean
-            known = interval_of_means((ratio + (gone[there] - ratio * way[there]) / mean)[:, None])  # linearised
-            found[name] = [ratio, float(known.low[0]), float(known.high[0])]
+            ends = interval_of_means((ratio + (gone[there] - ratio * way[there]) / mean)[:, None])  # linearised
+            found[name] = [float(ratio), *(known(float(one[0])) for one in (ends.low, ends.high))]
     return found
 
 
@@ -211,7 +211,8 @@ def main() -> None:
         canvases = [one for probe in of_prompt if (one := measure(model, probe, rng))]
         names = dict.fromkeys(name for one in canvases for name in one)
         by_prompt.append({name: float(np.mean([one[name] for one in canvases if name in one])) for name in names})
-    shares = {name: [one.mean, one.low, one.high] for name, one in estimates([[one] for one in by_prompt]).items()}
+    means = estimates([[one] for one in by_prompt])
+    shares = {name: [one.mean, one.low, one.high] for name, one in means.items() if not name.startswith("layer")}
     found = {"shares": shares, "follows": follows(by_prompt)}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     head = {**made_by(), "model": model.card.name, "settings": settings, "prompts": len(by_prompt)}

@@ -32,7 +32,7 @@ def probes_of(model: Any, given: Any) -> tuple[dict[str, Any], list[list[Probe]]
     """Return settings of the sampler, and the canvases of the first prompts of a file, or problems of the lab; canvases
     that were written before are read.
     """
-    settings = SETTINGS.get(given.model) or REAL[given.model]
+    settings = next((some for name, some in (SETTINGS | REAL).items() if given.model.endswith(name)), {})
     if given.prompts is None:
         prompts = [problem_prompt("lab-arith", number)["prompt"] for number in range(given.count)]
     else:
