@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "interventions": {"attention", "models", "sinks"},
     "roles": {"attention", "models", "sinks", "statistics", "decoding", "traces"},
     "emergence": {"interventions", "models", "roles"},
+    "lenses": {"attention", "models", "recorder", "sinks", "statistics", "traces"},
     "lab": {"models", "decoding", "statistics"},
     "evaluation": {"lab", "models", "decoding", "interventions", "recorder", "statistics"},
     "figures": {"traces", "sinks", "statistics", "roles.head_roles", "emergence.history", "evaluation.results"},

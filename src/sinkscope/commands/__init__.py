@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sinkscope.commands.command import Command
 
 COMMANDS = tuple(
-    "demo trace sinks tracks roles analyse figures explore map export bundle problems evaluate likelihood "
+    "demo trace sinks tracks roles lens analyse figures explore map export bundle problems evaluate likelihood "
     "compare-caches table reproduce train watch-training fold convert check completion".split()
 )
 """The names, in the order of ``sinkscope --help``."""

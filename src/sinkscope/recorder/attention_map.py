@@ -64,24 +64,13 @@ def recompute_map(model: Model | nn.Module, trace: Trace, step: int, layer: int,
         TraceError: columns that differ from the map's, as where keys were hidden while the trace was written.
     """
     step, layer, head = check_place(trace, step, layer, head)
-    sampler, card = trace.manifest.get("sampler") or {}, trace.manifest["model"]
-    if cache := sampler.get("cache"):
-        raise CallError(f"{trace.folder} was written with the cache {cache}; record without a cache for a map")
-    network: Any = model
-    if isinstance(model, Model):
-        network = model.network
-        found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
-        for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
-            theirs, mine = card.get(name) or "", found[name] or ""
-            if theirs != mine and (name == "weight_hash" or (theirs and mine)):
-                other = f"{theirs[:12] or 'without a hash'}…, {model.card.name} has {mine[:12]}…"
-                advice = "pass the model that wrote it, as sinkscope.load returned it"
-                raise CallError(f"{trace.folder} was written by {what} {other}; {advice}")
+    network: Any = model.network if isinstance(model, Model) else model
+    expect_writer(model, trace)
     length = int(trace.lengths[step])
     tokens = torch.from_numpy(trace.tokens[step, :length].astype(np.int64)).to(next(network.parameters()).device)[None]
     block, watcher = block_length(network), _OneHead(trace.layers[layer], head)
     if block is not None:
-        block = sampler.get("block") or block
+        block = (trace.manifest.get("sampler") or {}).get("block") or block
     blocks: Any = nullcontext() if block is None else network.model.blocks_of(block)
     with torch.no_grad(), blocks, subscribed(network, watcher):
         model.logits(tokens, 1, use_cache=False) if isinstance(model, Model) else network(tokens)
@@ -99,3 +88,21 @@ def recompute_map(model: Model | nn.Module, trace: Trace, step: int, layer: int,
             why = "It was written while keys were hidden, and maps are recomputed without hiding"
         raise TraceError(f"{trace.folder}: expected the map's columns to be those recorded; {differs}. {why}")
     return AttentionMap(attention, difference)
+
+
+def expect_writer(model: Model | nn.Module, trace: Trace) -> None:
+    """Raise CallError for a trace that was written with a cache or by another model, whose canvases cannot be
+    computed again; a network alone is taken for the one that wrote it.
+    """
+    card = trace.manifest["model"]
+    if cache := (trace.manifest.get("sampler") or {}).get("cache"):
+        raise CallError(f"{trace.folder} was written with the cache {cache}; record without a cache for this")
+    if not isinstance(model, Model):
+        return
+    found = {"weight_hash": weight_hash_of(model), "config_hash": model.card.config_hash}
+    for name, what in (("weight_hash", "weights"), ("config_hash", "these weights under the config.json")):
+        theirs, mine = card.get(name) or "", found[name] or ""
+        if theirs != mine and (name == "weight_hash" or (theirs and mine)):
+            other = f"{theirs[:12] or 'without a hash'}…, {model.card.name} has {mine[:12]}…"
+            advice = "pass the model that wrote it, as sinkscope.load returned it"
+            raise CallError(f"{trace.folder} was written by {what} {other}; {advice}")
