@@ -113,6 +113,7 @@ def session(tmp_path_factory, diffusion_folder):
         "analyse": run("analyse", folder / "t", "--excess", 0.5, "--no-sweep", "--no-choice", "--json")
         + run("analyse", folder / "t", "--versus", folder / "h", "--excess", 0.5, "--no-sweep", "--no-choice", "--json")
         + run("analyse", folder / "b", "--no-sweep", "--no-choice", *with_roles),
+        "lens": run("lens", folder / "t", "--json") + run("lens", folder / "b", "--every", 8, "--json"),
         "map": run("map", folder / "t", "--step", 1, "--layer", 0, "--head", 0, "--json")
         + run("map", folder / "t", "--step", 2, "--layer", 1, "--head", 3, "--json"),
         "export": run("export", folder / "t", "--to", "numpy", "--out", folder / "e", "--json"),

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 import sinkscope
 from sinkscope.commands.command import Command, Device, Json, default_is
 from sinkscope.commands.map import model_of
-from sinkscope.commands.output import cut, describe_interval, note, open_and_check, print_json, print_table, say_wrapped
+from sinkscope.commands.output import cut, describe_interval, open_and_check, print_json, print_table, say_wrapped
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, TraceError
 from sinkscope.progress import show_progress
@@ -90,7 +90,9 @@ def _print(found: Any) -> None:
     say_wrapped(found.headline(), "bold")
     lens = "tuned lens" if found.tuned else "logit lens"
     many = describe_interval(found.traces) if found.over == "prompts" else "95 % interval over the steps of one answer"
-    say_wrapped(f"{found.model}, {lens}, {counted(found.traces, 'trace')}; {many}; {found.alone} sinks without a match\n")
+    say_wrapped(
+        f"{found.model}, {lens}, {counted(found.traces, 'trace')}; {many}; {found.alone} sinks without a match\n"
+    )
     names = ("place", "layer", "entropy", "", "KL", "", "agrees", "", "rank", "", "top token")
     table, agreement, rank = list[tuple[str, ...]](), f"agreement.{found.predicts}", f"rank.{found.predicts}"
     layers = sorted({round(at * (found.layers - 1) / (ROWS - 1)) for at in range(ROWS)} | {found.layer})

@@ -48,8 +48,8 @@ def draw_lens(document: Mapping[str, Any]) -> DrawnFigure:
         style.say(sheet, document["headline"])
     lens = "tuned lens" if document["tuned"] else "logit lens"
     caption = (
-        f"What the residual stream behind each layer of {document['model']} predicts by the {lens}, at main sinks and at "
-        f"matched positions, over {document['canvases']} canvases; bands are 95 % intervals over "
+        f"What the residual stream behind each layer of {document['model']} predicts by the {lens}, at main sinks and "
+        f"at matched positions, over {document['canvases']} canvases; bands are 95 % intervals over "
         f"{document['over']}. What it does not show: what other positions take from a sink."
     )
     return DrawnFigure("lens", f"Lens ({document['model']})", caption, sheet, HEADER, rows)

@@ -36,7 +36,7 @@ def as_in_blocks(model: Model, block: int | None) -> AbstractContextManager[Any]
 def streams_of(
     model: Model, blocks: list[nn.Module], tokens: Int[np.ndarray, " position"]
 ) -> Float[Tensor, "layer position width"]:
-    """Return the residual stream behind each layer; ModelError where the last one's is not all that is predicted from."""
+    """Return the residual stream behind each layer; ModelError where more than the last one's is predicted from."""
     ids, found = torch.from_numpy(tokens.astype(np.int64)).to(model.device)[None], list[Any]()
     with ExitStack() as hooks:
         for block in blocks:

@@ -8,7 +8,7 @@ lens.json           the model's name and weight hash, and how it was fitted
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
