@@ -238,10 +238,10 @@ class _Tally:
                 continue
             means = {}
             for at, name in enumerate(NUMBERS):
-                ends = (one[place, kind, at] for one in (mean, low, high))
-                means[name] = Means(
-                    *(np.exp(one) if name.startswith("rank") else one for one in ends), count[place, kind, at]
-                )
+                ends = [one[place, kind, at] for one in (mean, low, high)]
+                if name.startswith("rank"):
+                    ends = [*map(np.exp, ends)]
+                means[name] = Means(ends[0], ends[1], ends[2], count[place, kind, at])
             tops = [one.most_common(1)[0] for one in self.tops[place][kind]] if kind < 2 else []
             top = tuple((token, many / len(heads)) for token, many in tops)
             groups.append(Group(PLACES[place], KINDS[kind], len(heads), float(np.mean(heads)), means, top))
