@@ -3,27 +3,16 @@
     python experiments/lens.py smollm2-diffusion --prompts prompts.jsonl --every 16 --out results/lens
     python experiments/lens.py smollm2-diffusion --prompts prompts.jsonl --steps 3 --redrawn --out results/lens
 
-Traces are kept, so that a killed run goes on. Redrawn: the entries of each weight shuffled, those of queries
-and keys times 2.5, so that heads have sinks by chance.
+Traces are kept, so that a killed run goes on. Redrawn: see `_lab_runs.load`; heads have sinks by chance.
 """
 
 import argparse
 import json
 from pathlib import Path
 
-import torch
-from _lab_runs import SCALE, WORK
+from _lab_runs import WORK, load
 
 import sinkscope
-
-
-def redraw(model):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, weight in model.network.named_parameters():
-            weight.copy_(weight.flatten()[torch.randperm(weight.numel())].view_as(weight))
-            weight.mul_(SCALE if "q_proj" in name or "k_proj" in name else 1)
-    return model
 
 
 def rounded(value):
@@ -44,7 +33,7 @@ def main():
     flags.add_argument("--redrawn", action="store_true")
     flags.add_argument("--out", type=Path, required=True)
     asked = flags.parse_args()
-    model = redraw(sinkscope.load(asked.model)) if asked.redrawn else sinkscope.load(asked.model)
+    model = load(asked.model, asked.redrawn)
     name = asked.model + "-redrawn" * asked.redrawn
     settings = {"length": 64, **({} if asked.steps is None else {"steps": asked.steps})}
     prompts = [json.loads(line)["prompt"] for line in asked.prompts.read_text().splitlines()][: asked.count]

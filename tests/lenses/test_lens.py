@@ -184,7 +184,8 @@ def test_the_command_says_first_what_sinks_predict(written, tmp_path, run):
     status, out, _ = run("lens", trace.folder, "--every", 6, "--out", tmp_path / "lens.svg")
     found = sinkscope.lens(model, trace.folder, every=6)
     assert status == 0 and " ".join(out.split()).startswith(found.headline())
-    assert found.headline().startswith(f"at {found.groups[0].place} sinks layer {3 * model.card.layers // 4} of ")
+    place = found.groups[0].place if found.of("masked") else max(found.groups, key=lambda one: one.positions).place
+    assert found.headline().startswith(f"at {place} sinks layer {3 * model.card.layers // 4} of ")
     assert (tmp_path / "lens.svg").read_text().count("matched positions without a sink")
     rows = draw_lens(found.as_dict()).rows
     assert {row[3] for row in rows} == {"entropy", "kl", f"agreement.{found.predicts}"} < {*NUMBERS}

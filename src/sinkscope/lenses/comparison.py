@@ -89,8 +89,9 @@ class Lens:
         return 3 * self.layers // 4
 
     def headline(self) -> str:
-        """Return in one sentence how much sinks predict, on masks if there are any, else written, else the prompt's."""
-        place = next((one for one in PLACES if self.of(one)), None)
+        """Return in one sentence how much sinks predict: those on masks, or else where most of them stand."""
+        sinks = [one for one in self.groups if one.kind == "sink"]
+        place = max(sinks, key=lambda one: (one.place == "masked", one.positions)).place if sinks else None
         if place is None:
             return "no sink has a matched position beside it, so nothing can be compared"
         number, layer = f"agreement.{self.predicts}", self.layer
