@@ -8,10 +8,10 @@ import sinkscope
 from sinkscope.lazy_names import public_names
 
 FUNCTIONS = set(
-    "add_sink_token analyse evaluate explore find_roles find_sinks following generate load log_likelihood open_trace "
-    "open_traces parse_rule recording track".split()
+    "add_sink_token analyse evaluate explore find_roles find_sinks following generate lens load log_likelihood "
+    "open_trace open_traces parse_rule recording track".split()
 )
-CLASSES = set("Generation HideTopSinks Likelihood Model Roles SinkToken Sinks Trace Track Tracks".split())
+CLASSES = set("Generation HideTopSinks Lens Likelihood Model Roles SinkToken Sinks Trace Track Tracks".split())
 PACKAGES = {"evaluation", "figures", "interventions"}
 
 

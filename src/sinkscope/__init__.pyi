@@ -18,6 +18,6 @@ from .statistics import analyse as analyse
 from .interventions import HideTopSinks as HideTopSinks, parse_rule as parse_rule
 from .figures.explorer import explore as explore
 from .roles import Roles as Roles, find_roles as find_roles
-from .lenses import Lens as Lens, fit_lens as fit_lens, lens as lens
+from .lenses import Lens as Lens, lens as lens
 from .evaluation import evaluate as evaluate
 from . import evaluation as evaluation, figures as figures, interventions as interventions

@@ -71,11 +71,12 @@ class Lens(Command):
         if self.traces or self.model is None or self.out is None:
             raise CallError("--fit: expected --model NAME and --out FOLDER, and no traces")
         from sinkscope.evaluation.text_likelihood import read_texts
+        from sinkscope.lenses import fit_lens
 
         rows = read_texts(texts)
         model = sinkscope.load(self.model, dtype="float32", device=self.device)
         with show_progress(UPDATES, self.model, "updates") as bar:
-            fitted = sinkscope.fit_lens(model, rows, updates=UPDATES, on_progress=lambda _: bar.advance())
+            fitted = fit_lens(model, rows, updates=UPDATES, on_progress=lambda _: bar.advance())
         fitted.save(self.out)
         about: dict[str, Any] = {"lens": str(self.out), "updates": fitted.updates}
         about |= {"kl_before": [*fitted.kl_before], "kl": [*fitted.kl]}
