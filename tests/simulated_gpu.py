@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 import sinkscope
+from sinkscope.attention import AttentionInputs, Hidden, norms_of, output_norms
+from sinkscope.attention.blockwise import compute_blockwise
 
 SOURCE = Path(sinkscope.__file__).parent
 DEVICE, TO_TORCH = torch.device("cuda:0"), torch.device("meta")
@@ -234,6 +237,29 @@ class SimulatedGpu(TorchDispatchMode):
                 return kernel(*tree_map(_inner, args), **tree_map(_inner, kwargs))
 
         return launch
+
+
+def kernels_in_place(gpu):
+    """Stand-ins for `dispatch.compute_by_kernels` and `norms_by_kernel`: the CPU's operations, on what tensors hold."""
+
+    def blockwise(arguments, hidden):
+        return compute_blockwise(AttentionInputs(**arguments, hidden=[Hidden(keys) for keys in hidden]))
+
+    def attention(inputs):
+        arguments = {name: one for name, one in vars(inputs).items() if name != "hidden"}
+        output, columns = gpu.launched(blockwise)(arguments, [one.keys for one in inputs.hidden])
+        found = {name: OnDevice(one) for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
+        return OnDevice(output), replace(columns, path="triton", **found)
+
+    def norms(key, value, projection, newest):
+        outputs = None if projection is None else output_norms(value[:, :, value.shape[2] - newest :], projection)
+        return norms_of(key), norms_of(value), outputs
+
+    def norms_by_kernel(key, *others):
+        found = gpu.launched(norms)(key, *others) if key.is_cuda else None
+        return found and tuple(None if one is None else OnDevice(one) for one in found)
+
+    return attention, norms_by_kernel
 
 
 class _Stream:

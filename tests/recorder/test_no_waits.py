@@ -3,16 +3,14 @@ reasons.
 """
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
 from closeness import assert_close, terms_of
-from simulated_gpu import OnDevice, SimulatedGpu
+from simulated_gpu import SimulatedGpu, kernels_in_place
 
 import sinkscope
-from sinkscope.attention import AttentionInputs, Hidden, dispatch, norms_of, output_norms, projections
-from sinkscope.attention.blockwise import compute_blockwise
+from sinkscope.attention import dispatch, projections
 from sinkscope.interventions import parse_rule
 from sinkscope.models import FAMILIES
 
@@ -37,26 +35,9 @@ def gpu(monkeypatch):
     simulated.patch(monkeypatch)
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
 
-    def blockwise(arguments, hidden):
-        return compute_blockwise(AttentionInputs(**arguments, hidden=[Hidden(keys) for keys in hidden]))
-
-    def in_the_kernels_place(inputs):
-        """The blockwise pass, on what the tensors hold: a launch waits for nothing."""
-        arguments = {name: one for name, one in vars(inputs).items() if name != "hidden"}
-        output, columns = simulated.launched(blockwise)(arguments, [one.keys for one in inputs.hidden])
-        found = {name: OnDevice(one) for name, one in vars(columns).items() if isinstance(one, torch.Tensor)}
-        return OnDevice(output), replace(columns, path="triton", **found)
-
-    def norms(key, value, projection, newest):
-        outputs = None if projection is None else output_norms(value[:, :, value.shape[2] - newest :], projection)
-        return norms_of(key), norms_of(value), outputs
-
-    def norms_in_the_kernel_s_place(key, *others):
-        found = simulated.launched(norms)(key, *others) if key.is_cuda else None
-        return found and tuple(None if one is None else OnDevice(one) for one in found)
-
-    monkeypatch.setattr(dispatch, "compute_by_kernels", in_the_kernels_place)
-    monkeypatch.setattr(projections, "norms_by_kernel", norms_in_the_kernel_s_place)
+    attention, norms = kernels_in_place(simulated)
+    monkeypatch.setattr(dispatch, "compute_by_kernels", attention)
+    monkeypatch.setattr(projections, "norms_by_kernel", norms)
     return simulated
 
 

@@ -52,6 +52,8 @@ class Call:
         crossing: attention modules whose keys belong to another stack.
         reported: whether any layer has computed its attention here.
         closed: whether the stack has returned; a gradient checkpoint runs layers again in the backward pass.
+        uploaded: lengths of rows and prompts on the device, which the calls of a session share.
+        capturing: whether the step is captured by one who replays what its subscribers see.
     """
 
     stack: Stack
@@ -61,6 +63,8 @@ class Call:
     inferred: bool
     cache: Any
     kept_bias: KeptBias
+    uploaded: dict[str, Any] = field(default_factory=dict)
+    capturing: bool = False
     part: CallPart | None = None
     seeing_ahead: Callable[[], StepContext] | None = None
     hidden_states: dict[nn.Module, Tensor] = field(default_factory=dict)
@@ -122,7 +126,7 @@ class Call:
     ) -> LayerCall:
         """Return the record of a layer whose name and index are known; ``own`` are the network's constant keys."""
         self.reported = True
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if not self.capturing and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise AttentionError(
                 f"expected {name} to run in every step, found it captured in a CUDA graph; leave 'reduce-overhead' out"
             )
@@ -217,10 +221,12 @@ class Call:
         if self.context is None:
             return torch.ones(batch, len(self.groups), queries, device=device, dtype=torch.float32)
         rows, length = self.context.tokens.shape
-        lengths = upload(self.context.lengths, device)[:, None]
-        position, first = torch.arange(length, device=device)[None], length - lengths
         own = [self.prompt_lengths[row % len(self.prompt_lengths)] for row in range(rows)]
-        prompts = upload(torch.tensor(own, device="cpu"), device)[:, None]
+        layout = [self.context.lengths.tolist(), own]
+        if self.uploaded.get("layout") != (layout, device):
+            self.uploaded |= {"layout": (layout, device), "tensor": upload(torch.tensor(layout, device="cpu"), device)}
+        lengths, prompts = self.uploaded["tensor"][:, :, None]
+        position, first = torch.arange(length, device=device)[None], length - lengths
         real, masked = position >= first, upload(self.context.masked, device)
         kinds = {"all": real, "masked": real & masked, "unmasked": real & ~masked}
         kinds["prompt"] = real & (position < first + prompts)

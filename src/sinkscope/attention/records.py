@@ -268,6 +268,15 @@ class Subscriber(ABC):  # noqa: B024 - the verbs are on the kinds below
     def end_generation(self, failed: bool) -> None:  # noqa: B027
         """The generation is over, or was given up."""
 
+    def layer_state(self) -> Any:
+        """Return what the layers of the running step read and write: tensors, and all else that they go by, in tuples,
+        lists and dictionaries. None where they do more than queue work on these tensors: the step is not captured.
+        """
+        return None
+
+    def set_layer_state(self, state: Any, context: StepContext) -> None:  # noqa: B027
+        """Go on as if the layers had left what `layer_state` gave, of the same step or of one laid out as it."""
+
 
 class Watcher(Subscriber):
     """Sees the columns of every layer."""

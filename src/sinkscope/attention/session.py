@@ -5,7 +5,7 @@ Hooks report every call to it and pass the running one to the attention function
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,8 @@ class Session:
         self.published = False  # whether a sampler publishes the steps; else they are read from the calls' arguments
         self.calls: list[Call] = []  # that have begun and not ended, innermost last
         self._kept_bias = KeptBias()
+        self.uploaded: dict[str, Any] = {}  # shared by the calls
+        self._capturing = False
         self._part: CallPart | None = None
         self._context: StepContext | None = None
         self.start: GenerationStart | None = None  # of the running generation
@@ -75,7 +77,7 @@ class Session:
         self.start = self._context = self._tokens = self._given = self._read = self._last = None
         while self.calls:
             call_ends(self.calls.pop())
-        self._caches, self._kept_bias = {}, KeptBias()
+        self._caches, self._kept_bias, self.uploaded = {}, KeptBias(), {}
         sessions.pop(self.network, None)
         self.undo.close()
 
@@ -106,6 +108,26 @@ class Session:
             yield
         finally:
             self._part = before
+
+    def layer_state(self) -> tuple[StepContext, list[Any]] | None:
+        """Return the running step, and `Subscriber.layer_state` of all; None where the step cannot be captured."""
+        states = [one.layer_state() for one in self.subscribers]
+        return None if self._context is None or any(one is None for one in states) else (self._context, states)
+
+    def set_layer_state(self, context: StepContext, states: Sequence[Any]) -> None:
+        """Set the running step, and what its layers read, or have left, for all subscribers."""
+        self._context = context
+        for subscriber, state in zip(self.subscribers, states, strict=True):
+            subscriber.set_layer_state(state, context)
+
+    @contextmanager
+    def being_captured(self) -> Iterator[None]:
+        """Let layers be captured in the body; they make the bias of a mask anew, so that it lasts as long as they."""
+        kept, self._kept_bias, self._capturing = self._kept_bias, KeptBias(), True
+        try:
+            yield
+        finally:
+            self._kept_bias, self._capturing = kept, False
 
     def end_step(self, result: StepResult | None) -> None:
         """Pass the result of a step to all subscribers; a sampler calls this after it has committed."""
@@ -192,6 +214,8 @@ class Session:
             inferred=not self.published,
             cache=None if given is None else given.cache,
             kept_bias=self._kept_bias,
+            uploaded=self.uploaded,
+            capturing=self._capturing,
             part=self._part,
             seeing_ahead=partial(self._correct, stack) if known and self._causal(stack) else None,
         )

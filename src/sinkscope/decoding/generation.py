@@ -11,6 +11,7 @@ import torch
 
 from sinkscope.decoding.caches.policy import CachePolicy, parse_cache
 from sinkscope.decoding.canvas import Step, Work, make_batch
+from sinkscope.decoding.captured import capturing
 from sinkscope.decoding.projection import finite_steps
 from sinkscope.decoding.settings import find_sampler, resolve_settings
 from sinkscope.errors import CallError
@@ -28,6 +29,7 @@ class Generation:
         steps: number of forward calls.
         prompt_length: number of tokens of the prompt.
         work: the multiply-adds; None for a sampler that does not count them.
+        graphs: whether steps were replayed as CUDA graphs (``used``), or in a word why not (`CapturedSteps.word`).
     """
 
     tokens: torch.Tensor
@@ -35,6 +37,7 @@ class Generation:
     steps: int
     prompt_length: int
     work: Work | None = None
+    graphs: str = "off"
 
     def _repr_html_(self) -> str:
         tokens = f"{self.prompt_length} of the prompt, {len(self.tokens) - self.prompt_length} written"
@@ -43,11 +46,18 @@ class Generation:
 
 @overload
 def generate(
-    model: Model, prompt: str | torch.Tensor, *, on_step: Callable[[Step], object] | None = None, **settings: Any
+    model: Model,
+    prompt: str | torch.Tensor,
+    *,
+    on_step: Callable[[Step], object] | None = None,
+    graphs: bool = True,
+    **settings: Any,
 ) -> Generation: ...
 @overload
 def generate(model: Model, prompt: Sequence[Any] | None = None, *, messages: Any = None, **settings: Any) -> Any: ...
-def generate(model: Model, prompt: Any = None, *, messages: Any = None, on_step: Any = None, **settings: Any) -> Any:
+def generate(
+    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Any = None, graphs: bool = True, **settings: Any
+) -> Any:
     """Return a `Generation` by the published sampler of the model's family, or a list of them for a list of prompts.
 
     Args:
@@ -56,6 +66,7 @@ def generate(model: Model, prompt: Any = None, *, messages: Any = None, on_step:
             instead of ``prompt``.
         on_step: called after every step with the canvas as it then is (the published ``output_history``); it must not
             write into the tensors of a step, as the sampler goes on with them.
+        graphs: on a GPU, whether steps that repeat a shape are replayed as CUDA graphs; results are the same.
         settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache``
             takes a `CachePolicy` or its text.
 
@@ -72,7 +83,10 @@ def generate(model: Model, prompt: Any = None, *, messages: Any = None, on_step:
     last: Step | None = None
     counts = torch.zeros(len(prompts), dtype=torch.long, device=model.device)
     # Closed, the sampler ends its generation at once where on_step raises.
-    with contextlib.closing(finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved))) as steps:
+    with (
+        capturing(model, graphs) as captured,
+        contextlib.closing(finite_steps(model, find_sampler(model.family.sampler)(model, batch, resolved))) as steps,
+    ):
         for last in steps:
             counts += (last.written >= 0).any(-1) if model.family.causal else 1  # a diffusion step counts for every row
             if on_step is not None:
@@ -88,7 +102,7 @@ def generate(model: Model, prompt: Any = None, *, messages: Any = None, on_step:
             tokens = tokens[: int(last.lengths[row])]
         work = None if last.meter is None else last.meter.work(row)
         steps = written[row] if work is None else work.forwards
-        generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work))
+        generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work, captured.word))
     return generations[0] if single else generations
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Generator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from sinkscope.attention import mask_for, upload
 from sinkscope.decoding.canvas import Layout, Step, WorkMeter
+from sinkscope.decoding.captured import captured_steps
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
 
@@ -58,7 +60,8 @@ def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     """Return the last hidden states [rows, position, width] of one or several copies of a batch of canvases."""
     copies = len(inputs) // len(layout.starts)
     seen = layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)
-    return stored_call(model, inputs, layout.positions.repeat(copies, 1), seen)
+    run, steps = partial(stored_call, model), captured_steps(model.network)
+    return (run if steps is None else partial(steps, run))(inputs, layout.positions.repeat(copies, 1), seen)
 
 
 def stored_call(model: Model, tokens: Tensor, positions: Tensor, seen: Tensor | None, store: Any = None) -> Tensor:

@@ -140,7 +140,7 @@ class Tally:
     def __init__(self, prompts: int) -> None:
         self._prompts = prompts
         self._sums: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # what, of which layers → [prompt, layer, head]
-        self._waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
+        self.waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
         self._received: Tensor | None = None  # [prompt, 2, position]
 
     def add_received(self, prompts: Tensor, received: Tensor) -> None:
@@ -153,17 +153,17 @@ class Tally:
         """Add values [row, head] of one layer; ``prompts``, int64 [row], are the numbers of the rows' prompts."""
         for name, found in values.items():
             kind = (name, found.shape, found.dtype, found.device)
-            alike = self._waiting.get(kind, [])
+            alike = self.waiting.get(kind, [])
             if any(layer == known for known, _, _ in alike) or (alike and alike[0][1] is not prompts):
                 self.settle()
-            self._waiting.setdefault(kind, []).append((layer, prompts, found))
+            self.waiting.setdefault(kind, []).append((layer, prompts, found))
 
     @property
     def empty(self) -> bool:
-        return not self._sums and not self._waiting
+        return not self._sums and not self.waiting
 
     def settle(self) -> None:
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         for (name, *_), given in waiting.items():
             layers, (_, prompts, one) = tuple(layer for layer, _, _ in given), given[0]
             if (name, layers) not in self._sums:

@@ -66,6 +66,7 @@ class Hiding(Hider):
         self._step = -1
         self._prompts = prompts  # their lengths
         self._canvas: StepCanvas | None = None
+        self._canvases: dict[str | None, StepCanvas] = {}  # the newest of each stack
         self._tokens: Tensor | None = None
         self._digests: list[bytes] | None = None
         self._attention = AttentionMemory(causal)
@@ -143,8 +144,12 @@ class Hiding(Hider):
             if before is not None and not torch.equal(before[:, :width], context.tokens[:, :width]):
                 self._attention = AttentionMemory(causal=True)  # a call by itself with another text has no step before
         self._tally = self._tally or Tally(len(self._prompts))
-        self._canvas, self._chosen, self._in_step = StepCanvas(context, context.prompt_lengths or self._prompts), {}, {}
+        last = self._canvases.get(context.stack)
+        self._canvas = StepCanvas(context, context.prompt_lengths or self._prompts, last)
+        self._canvases[context.stack], self._chosen, self._in_step = self._canvas, {}, {}
         self._digests = self._digests or digests_of(context)
+        for asked, device in {} if last is None else last.drawn.items():
+            self._canvas.draw(self._digests, self._step, asked, device)
         if any(part.unhidden_pass for part in self.parts):
             assert self.session is not None
             self._attention.run_unhidden(self.session)
@@ -165,6 +170,26 @@ class Hiding(Hider):
             received = canvas.by_position(self._received)
             self._tally.add_received(canvas.prompts(received.device), received)
         self._in_step, self._received = {}, None
+
+    def layer_state(self) -> Any:
+        canvas = self._canvas
+        if canvas is None or self._tally is None or not all(map(_of_tensors, self.parts)):
+            return None
+        return {
+            "canvas": (canvas.made, canvas.drawn),
+            "attention": self._attention.state,
+            "rules": (self._memory, self._took, [one.steps is None or self._step in one.steps for one in self.parts]),
+            "effect": (self._in_step, self._received, self._tally.waiting),
+        }
+
+    def set_layer_state(self, state: Any, context: StepContext) -> None:
+        assert self._tally is not None
+        self._canvas = StepCanvas(context, context.prompt_lengths or self._prompts)
+        self._canvases[context.stack] = self._canvas
+        self._canvas.made, self._canvas.drawn = state["canvas"]
+        self._attention.state = state["attention"]
+        self._memory, self._took, _ = state["rules"]
+        self._in_step, self._received, self._tally.waiting = state["effect"]
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
         canvas, device = self._canvas, call.key.device
@@ -313,6 +338,12 @@ class Hiding(Hider):
 
     def _place(self, call: LayerCall) -> int:
         return self._places.get(call.stack, 0) + call.index
+
+
+def _of_tensors(rule: Rule) -> bool:
+    """Return whether a rule does nothing on the host while a layer runs; of a rule of others this is not known."""
+    ours = type(rule).__module__.startswith(f"{__package__}.")
+    return ours and not rule.on_host and not rule.unhidden_pass
 
 
 def _allowed_in(rule: Rule, call: LayerCall, layer: int) -> bool:

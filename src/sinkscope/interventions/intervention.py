@@ -60,6 +60,9 @@ class Intervention(ABC):
     unhidden_pass: ClassVar[bool] = False
     """Whether every step needs one more forward call with nothing hidden (``clean`` attention)."""
 
+    on_host: ClassVar[bool] = False
+    """Whether `choose` reads a tensor or counts on the host, so that a step of it is not captured (`graphs`)."""
+
     layers: Collection[int] | None = None
     steps: Collection[int] | None = None
     keys: Where = None

@@ -166,6 +166,7 @@ class _ExcessCount(HideSinksAbove):
     found: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
 
     idle = waits = False  # type: ignore[assignment]
+    on_host = True
 
     def choose_ranked(self, context: RuleContext, ranking: Ranking) -> None:
         bins = ((self.excess_of(ranking) - LOWEST) * BINS_PER_UNIT).floor().long().clamp(min=0)
@@ -334,6 +335,7 @@ class SameClassKeys(RandomControl):
     """
 
     rule = "class:K"
+    on_host = True
 
     _: KW_ONLY
     classify: Callable[[int], str] | None = None

@@ -15,22 +15,34 @@ from sinkscope.models import Model
 from sinkscope.sinks.definition import text_of, token_class
 
 GROUPS = ("masked", "unmasked", "prompt", "answer")
+LASTING = ("real", "rows", "prompts", "prompt", "answer")
+"""What a `StepCanvas` makes that depends on its layout alone, beside groups of positions."""
 
 
 class StepCanvas:
-    """The canvas of one step, uploaded once; of ``prompt_lengths``, the rows of guidance, behind, repeat prompts."""
+    """The canvas of one step, uploaded once; of ``prompt_lengths``, the rows of guidance, behind, repeat prompts.
 
-    def __init__(self, context: StepContext, prompt_lengths: tuple[int, ...]) -> None:
+    A canvas that is laid out as the one ``before`` takes over what lasts, so that its layers upload nothing. ``made``
+    are the results of `once` by name, and ``drawn`` the names of random numbers that were asked for.
+    """
+
+    def __init__(
+        self, context: StepContext, prompt_lengths: tuple[int, ...], before: "StepCanvas | None" = None
+    ) -> None:
         self.context, self._prompt_lengths = context, prompt_lengths
         self.rows, self.width = context.tokens.shape
         self.lengths: list[int] = context.lengths.tolist()
-        self._made: dict[Any, Any] = {}
+        self._layout = (self.rows, self.width, self.lengths, context.rows, context.prompts, prompt_lengths)
+        self.made: dict[Any, Any] = {}
+        self.drawn: dict[Any, torch.device] = {}
+        if before is not None and before._layout == self._layout:
+            self.made = {name: one for name, one in before.made.items() if name[0] in LASTING or type(name[0]) is tuple}
 
     def once(self, name: Any, make: Callable[[], Any]) -> Any:
         """Return the result of ``make``, which is called at most once a step for each name."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+        if name not in self.made:
+            self.made[name] = make()
+        return self.made[name]
 
     @property
     def answers(self) -> bool:
@@ -72,6 +84,21 @@ class StepCanvas:
     def prompts(self, device: torch.device) -> Tensor:
         """Return the number of the prompt of each recorded row, int64 [row]."""
         return self.once(("prompts", device), lambda: _uploaded(self.context.prompts, device))
+
+    def draw(self, digests: Sequence[bytes], step: int, asked: tuple[int, int, int], device: torch.device) -> Tensor:
+        """Return random numbers [batch, group, position] for what was ``asked``: seed, layer, and number of groups."""
+        on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
+
+        def make() -> Tensor:
+            seed, layer, groups = asked
+            drawn = torch.zeros(self.rows, groups, self.width, **on_host)
+            for row, (digest, length) in enumerate(zip(digests, self.lengths, strict=True)):
+                key = blake2b(digest + f"{seed} {step} {layer}".encode(), digest_size=7).digest()
+                source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
+                drawn[row, :, self.width - length :] = torch.rand(groups, length, generator=source, **on_host)
+            return upload(drawn, device)
+
+        return self.once(("draw", *asked), make)
 
     def _among(self, where: str | tuple[int, ...], device: torch.device) -> Tensor:
         real = self.real(device)
@@ -160,6 +187,20 @@ class AttentionMemory(Watcher):
         self._before: dict[str, dict[str, Observation]] = {}  # layer → how it was measured → attention
         self._unhidden: dict[str, Observation] = {}
         self._unhidden_before: dict[str, Observation] = {}
+
+    @property
+    def state(self) -> dict[str, dict[str, tuple[Tensor, Tensor, int]]]:
+        """The attention of the step before, with that of the layers that have run, in tuples."""
+        return {
+            layer: {how: (one.columns, one.last_row, one.keys) for how, one in found.items()}
+            for layer, found in self._before.items()
+        }
+
+    @state.setter
+    def state(self, given: dict[str, dict[str, tuple[Tensor, Tensor, int]]]) -> None:
+        self._before = {
+            layer: {how: Observation(*one) for how, one in found.items()} for layer, found in given.items()
+        }
 
     def run_unhidden(self, session: Session) -> None:
         """Run the canvas of the running step once more with nothing hidden, and keep the attention of every layer."""
@@ -269,13 +310,9 @@ class RuleContext:
 
     def draw(self, seed: int, groups: int) -> Tensor:
         """Return random numbers [batch, group, key]: a function of seed, prompt, step and layer alone."""
-        on_host: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
-        drawn = torch.zeros(len(self.digests), groups, self.call.keys, **on_host)
-        for row, (digest, length) in enumerate(zip(self.digests, self.canvas.lengths, strict=True)):
-            key = blake2b(digest + f"{seed} {self.step} {self.call.index}".encode(), digest_size=7).digest()
-            source = torch.Generator("cpu").manual_seed(int.from_bytes(key, "big"))
-            drawn[row, :, self.call.keys - length :] = torch.rand(groups, length, generator=source, **on_host)
-        return upload(drawn, self.call.key.device)
+        asked, device = (seed, self.call.index, groups), self.call.key.device
+        self.canvas.drawn[asked] = device
+        return self.canvas.draw(self.digests, self.step, asked, device)
 
     def among(self, where: str | Collection[int]) -> Tensor:
         """Return a group of keys, or the keys at positions of the canvas (padding not counted), bool [batch, key]."""

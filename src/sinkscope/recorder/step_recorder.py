@@ -118,6 +118,12 @@ class Recorder(Watcher):
         self._context, self._measured = context, {}
         self._hiders |= {id(one): one for one in sessions[self.network].subscribers if isinstance(one, Hider)}
 
+    def layer_state(self) -> Any:
+        return self._measured
+
+    def set_layer_state(self, state: Any, context: StepContext) -> None:
+        self._measured = state
+
     @torch.no_grad()  # what a gradient checkpoint saves has to be the same in both runs
     def watch(self, call: LayerCall, columns: Columns) -> None:
         if self._context is None:  # a sampler may call the network outside its steps; such a call is not recorded

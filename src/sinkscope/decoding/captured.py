@@ -1,0 +1,306 @@
+"""A step of a canvas as one CUDA graph: a generation captures it once, and later steps replay it.
+
+Python runs in the captured step alone. What it queued runs again on new contents of the same memory: the canvas, and
+the state of the subscribers, who then get the results as if their layers had run. The forward call is captured; the
+choice of tokens is not. A step is captured when another of its shape has run, and trusted if the first replay gives
+every tensor of a plain run of the same canvas, to the bit. Until then, and wherever that fails, steps run plainly.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import KeyPath, TreeSpec, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from sinkscope.attention import Session, StepContext, current_session
+from sinkscope.models import Model
+
+MOST = 2  # graphs of a generation: each holds the memory of a step
+KEPT = 4  # shapes that are remembered
+aten = torch.ops.aten
+WAITING = {
+    aten._local_scalar_dense, aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten.bincount, aten.equal, aten.isin,
+    aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.unique_dim_consecutive, aten.lift_fresh,
+}  # fmt: skip
+"""Operators that wait for a GPU, or bring a number of the host to it."""
+
+Call = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Hidden states [row, position, width] of tokens, their positions, and the keys that each query sees."""
+Captured = tuple[Any, Callable[[], None]]
+"""What a captured function returned, and what runs it again on the present contents of its tensors."""
+
+
+class NotCaptured(Exception):
+    """A step does more than queue work on its tensors."""
+
+
+class QueueingOnly(TorchDispatchMode):
+    """Raises `NotCaptured` for an operator that reads a tensor of a device, brings one there, or computes elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet, found = function.overloadpacket, None
+        waits = packet in WAITING or function is aten.repeat_interleave.Tensor
+        if packet in (aten.index, aten.index_put, aten.index_put_):
+            by_mask = any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+            waits = by_mask and (packet is aten.index or args[2].numel() > 1)
+        if not waits:
+            found = function(*args, **(kwargs or {}))
+            tensors = (one for one in tree_leaves((args, kwargs, found)) if isinstance(one, Tensor))
+            waits = any(one.device.type != self.device.type for one in tensors)
+        if waits:
+            raise NotCaptured(str(function))
+        return found
+
+
+def capture_on(device: torch.device) -> Callable[[Callable[[], Any]], Captured] | None:
+    """Return what captures a function on a device; None where that is not known."""
+    return partial(cuda_graph, device) if device.type == "cuda" else None
+
+
+def cuda_graph(device: torch.device, run: Callable[[], Any]) -> Captured:
+    """Capture a function that has run before as a CUDA graph; other threads may go on using the device."""
+    with torch.cuda.device(device):
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(device), capture_error_mode="thread_local"):
+                made = run()
+        finally:  # a capture that fails leaves its stream behind
+            torch.cuda.set_stream(before)
+    return made, graph.replay
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A captured step: the ``memory`` of each leaf of its input (None: of no tensor, or of one that lasts), the leaves
+    of its results, ``made``, and tensors that it reads and that must stay.
+    """
+
+    memory: list[Tensor | None]
+    replay: Callable[[], None]
+    made: list[Any]
+    spec: TreeSpec
+    stays: Any
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        for place, leaf in zip(self.memory, leaves, strict=True):
+            if place is not None and place is not leaf:
+                place.copy_(leaf)
+        self.replay()
+        return tree_unflatten(self.made, self.spec)
+
+
+class CapturedSteps:
+    """The forward calls of one generation, of which those that repeat a shape are replayed; see `capturing`.
+
+    Attributes:
+        word: ``used``, or why no step was replayed: ``off`` (not wanted), ``cpu`` or another device, ``spread`` (over
+            devices), ``training``, ``autocast``, ``compiled``, ``hooks`` (of others, or another ``forward``),
+            ``watched`` (by a subscriber, or a rule, that does more than queue work), ``shapes`` (none was repeated),
+            ``waits`` (the network itself does more), ``failed``, ``differs`` (the replay from the plain step).
+    """
+
+    def __init__(self, model: Model, wanted: bool) -> None:
+        self.network, self.word = model.network, "shapes"
+        tensors = [*model.network.parameters(), *model.network.buffers()]
+        self._weights, self._modules = tensors, list(model.network.modules())
+        self._steps: list[tuple[Any, _Step | None]] = []  # by shape; None of one that has run plainly
+        self._capture = capture_on(model.device)
+        if not wanted:
+            self._give_up("off")
+        elif self._capture is None:
+            self._give_up(model.device.type)
+        elif len({one.device for one in tensors}) > 1:
+            self._give_up("spread")
+        elif model.network.training:
+            self._give_up("training")
+        elif torch.is_autocast_enabled(model.device.type):
+            self._give_up("autocast")
+        elif any(one._compiled_call_impl is not None or hasattr(one, "_orig_mod") for one in self._modules):
+            self._give_up("compiled")
+
+    def __call__(self, run: Call, tokens: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
+        """Return the hidden states of a step, and leave its subscribers as their layers would have."""
+        if self._capture is None:
+            return run(tokens, positions, seen)
+        session = current_session(self.network)
+        state = None if session is None else session.layer_state()
+        if session is not None and state is None:
+            self._give_up("watched")
+        elif any(self._changed(module, session) for module in self._modules):
+            self._give_up("hooks")
+        if self._capture is None:
+            return run(tokens, positions, seen)
+        context, states = (None, None) if state is None else state
+        of_context = None if context is None else (context.tokens, context.masked, context.readers)
+        leaves, spec = tree_flatten((tokens, positions, seen, of_context, states))
+        written = [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in self._weights]
+        key = (spec, _described(leaves), _layout(context), session and [*map(id, session.subscribers)], written)
+        at = next((at for at, (known, _) in enumerate(self._steps) if known == key), None)
+        if at is None:
+            self._steps = [*self._steps, (key, None)] if len(self._steps) < KEPT else self._steps
+            return run(tokens, positions, seen)
+        known = self._steps[at][1]
+        if known is not None:
+            hidden, states = known.run(leaves)
+            if session is not None and context is not None:
+                session.set_layer_state(context, states)
+            return hidden
+        if sum(one is not None for _, one in self._steps) >= MOST:
+            return run(tokens, positions, seen)
+        hidden = self._captured(at, run, session, context, leaves, spec)
+        if hidden is None:
+            if session is not None and context is not None:
+                session.set_layer_state(context, tree_unflatten(leaves, spec)[-1])
+            hidden = run(tokens, positions, seen)
+        return hidden
+
+    def _captured(
+        self, at: int, run: Call, session: Session | None, context: StepContext | None, leaves: list[Any], spec: TreeSpec
+    ) -> Tensor | None:
+        """Capture a step, and compare its replay with a plain run; None where it cannot be captured."""
+        assert self._capture is not None
+        known: dict[int, Tensor] = {}
+        memory = [None if _lasts(one) else known.setdefault(id(one), _memory_of(one)) for one in leaves]
+        inputs = [one if place is None else place for one, place in zip(leaves, memory, strict=True)]
+
+        def restore() -> None:
+            for place, leaf in zip(memory, leaves, strict=True):
+                if place is not None:
+                    place.copy_(leaf)
+
+        def step() -> tuple[Tensor, Any]:
+            tokens, positions, seen, of_context, states = tree_unflatten(inputs, spec)
+            if session is None or context is None:
+                return run(tokens, positions, seen), None
+            named = dict(zip(("tokens", "masked", "readers"), of_context, strict=True))
+            session.set_layer_state(replace(context, **named), states)
+            hidden, state = run(tokens, positions, seen), session.layer_state()
+            assert state is not None
+            return hidden, state[1]
+
+        def step_and_state() -> tuple[list[Any], TreeSpec]:
+            made, made_spec = tree_flatten_with_path(step())
+            paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(inputs, spec))[0]]
+            places = {path[1:]: one for path, one in zip(paths, memory, strict=True) if _number(path) == 4}
+            found = []
+            for path, one in made:  # what the next step reads lies where this one read it
+                place = places.get(path[1:]) if _number(path) == 1 else None
+                if place is not None and isinstance(one, Tensor) and _described([place]) == _described([one]):
+                    one = place if one is place else place.copy_(one)
+                found.append(one)
+            return found, made_spec
+
+        try:
+            restore()
+            with nullcontext() if session is None else session.being_captured():
+                with QueueingOnly(inputs[0].device):
+                    expected, spec_expected = tree_flatten(step())
+                (made, made_spec), replay = self._capture(step_and_state)
+            stays = (run, list(leaves), None if session is None else dict(session.uploaded))
+            known_step = _Step(memory, replay, made, made_spec, stays)
+            hidden, states = known_step.run(leaves)
+        except NotCaptured:
+            self._give_up("waits")
+            return None
+        except Exception:  # the plain step that follows raises what is no fault of the capture
+            self._give_up("failed")
+            return None
+        if spec_expected == made_spec and _same(expected, made):
+            self.word, self._steps[at] = "used", (self._steps[at][0], known_step)
+        else:
+            self._give_up("differs")
+            hidden, states = tree_unflatten(expected, spec_expected)
+        if session is not None and context is not None:
+            session.set_layer_state(context, states)
+        return hidden
+
+    def _give_up(self, word: str) -> None:
+        self.word, self._capture = word, None
+        self._steps = []
+
+    def _changed(self, module: Any, session: Session | None) -> bool:
+        """Whether a module runs code that is neither its own nor ours, and which a replay would leave out."""
+        hooks = chain(module._forward_hooks.values(), module._forward_pre_hooks.values())
+        ours = (isinstance(one, partial) and one.args and one.args[0] is session for one in hooks)
+        return "forward" in vars(module) or not all(ours)
+
+
+def _number(path: KeyPath) -> int:
+    return path[0].idx  # type: ignore[attr-defined]
+
+
+def _lasts(leaf: Any) -> bool:
+    """Whether a leaf is no tensor, or one whose memory is shared among its entries, which is read where it lies."""
+    return not isinstance(leaf, Tensor) or any(
+        step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)
+    )
+
+
+def _memory_of(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _described(leaves: Sequence[Any]) -> list[Any]:
+    """Return what a captured step goes by: shapes of tensors and which are the same one, and the values of the rest."""
+    places: dict[int, int] = {}
+    found: list[Any] = []
+    for one in leaves:
+        if isinstance(one, Tensor):
+            own = id(one) if _lasts(one) else places.setdefault(id(one), len(places))
+            found.append((own, one.shape, one.stride(), one.dtype, one.device))
+        else:
+            found.append(one)
+    return found
+
+
+def _layout(context: StepContext | None) -> Any:
+    if context is None:
+        return None
+    values = {name: one for name, one in vars(context).items() if not isinstance(one, Tensor)}
+    return values, context.lengths.tolist()
+
+
+def _same(expected: Sequence[Any], made: Sequence[Any]) -> bool:
+    """Return whether all leaves are the same, to the bit but for the kind of a NaN; this waits for a GPU, once."""
+    flags = []
+    for one, other in zip(expected, made, strict=True):
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            if one is not other and one != other:
+                return False
+        elif _described([one])[0][1:] != _described([other])[0][1:]:
+            return False
+        else:
+            flags.append(((one == other) | ((one != one) & (other != other))).all())
+    return not flags or bool(torch.stack(flags).all())
+
+
+_current: ContextVar[CapturedSteps | None] = ContextVar("captured_steps", default=None)
+
+
+@contextmanager
+def capturing(model: Model, wanted: bool = True) -> Iterator[CapturedSteps]:
+    """Capture steps of a generation that runs in the body, where that is ``wanted`` and can be done."""
+    steps = CapturedSteps(model, wanted)
+    before = _current.set(steps)
+    try:
+        yield steps
+    finally:
+        _current.reset(before)
+        steps._steps = []
+
+
+def captured_steps(network: Any) -> CapturedSteps | None:
+    """Return those of the running generation, if it is one of this network."""
+    found = _current.get()
+    return found if found is not None and found.network is network else None
