@@ -1,25 +1,28 @@
 """Replayed steps write, record and hide as plain ones, to the bit: on a simulated GPU, with noted operators as graphs."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from recorded_ops import captures, noted, recorded_ops
+from random_models import TINY, save_random_model
+from recorded_ops import RecordedOps, captures, noted, recorded_ops
 from simulated_gpu import SimulatedGpu, kernels_in_place
 
 import sinkscope
 from sinkscope.attention import Watcher, dispatch, projections, subscribed
-from sinkscope.decoding import captured
+from sinkscope.decoding import captured, projection
+from sinkscope.decoding.captured import QueueingOnly
 from sinkscope.interventions import parse_rule
 from sinkscope.models import FAMILIES
 
 PROMPTS = ((5, 9, 11, 7), (8, 6, 13))
 SETTINGS = {
-    "llada": {"block": 6},
+    "llada": {"block": 3},
     "mmada": {},
     "dream": {"algorithm": "maskgit_plus"},
-    "a2d": {"block": 12},
+    "a2d": {},
     "open_dllm": {"algorithm": "entropy"},
 }
 
@@ -45,8 +48,9 @@ def gpu(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def network(diffusion_folder):
-    model = sinkscope.load(str(diffusion_folder))
+def network(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "two-layers"
+    model = sinkscope.load(str(save_random_model(folder, "lab-diffusion", replace(TINY, layers=2))))
     SimulatedGpu().move(model.network)
     return model
 
@@ -55,46 +59,169 @@ def of_family(model, name):
     return replace(model, family=FAMILIES[name], card=replace(model.card, family=name))
 
 
-def written(gpu, model, out, rule="none", keep="columns", graphs=True, prompts=PROMPTS, **settings):
-    """What a generation gave, step by step, and the effect of the rule."""
-    steps = []
+def written(gpu, model, out, rule="none", keep="columns", graphs=True, batches=(PROMPTS,), **settings):
+    """What generations of one recording gave, step by step, and the effect of the rule."""
+    steps, found = [], []
 
     def note(step):
         steps.append([one.cpu().numpy() for one in (step.tokens, step.written, step.confidence)])
 
-    settings = {"length": 12, "steps": 12, **SETTINGS[model.family.name], **settings}
+    settings = {"length": 9, "steps": 9, **SETTINGS[model.family.name], **settings}
     with gpu:
-        rules = parse_rule(rule)
-        with sinkscope.recording(model, out=out, keep=keep), rules(model) as hiding:
-            found = sinkscope.generate(
-                model, [list(one) for one in prompts], on_step=note, graphs=graphs, **settings
-            )
+        with sinkscope.recording(model, out=out, keep=keep), parse_rule(rule)(model) as hiding:
+            for prompts in batches:
+                texts = [list(one) for one in prompts]
+                found += sinkscope.generate(model, texts, on_step=note, graphs=graphs, **settings)
         return found, steps, hiding.effect
 
 
 def same_traces(there, here):
     traces = [sinkscope.open_traces(folder) for folder in (there, here)]
-    assert len(traces[0]) == len(traces[1]) == len(PROMPTS)
+    assert len(traces[0]) == len(traces[1]) >= len(PROMPTS)
     for one, other in zip(*traces, strict=True):
         assert one.tensors == other.tensors and one.steps == other.steps >= 8
         for name in one.tensors:
             assert np.array_equal(getattr(one, name)[:], getattr(other, name)[:], equal_nan=True), name
 
 
-def same(one, other):
-    (found, steps, effect), (_, plain, expected) = one, other
-    assert {generation.graphs for generation in found} == {"used"}
-    assert len(steps) == len(plain) >= 8
-    for mine, theirs in zip(steps, plain, strict=True):
+def same(one, other, word="used"):
+    (found, steps, effect), (plain, expected, known) = one, other
+    assert {generation.graphs for generation in found} == {word} and {one.graphs for one in plain} == {"off"}
+    assert len(steps) == len(expected) >= 8
+    for mine, theirs in zip(steps, expected, strict=True):
         assert all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(mine, theirs, strict=True))
-    for name, values in vars(expected).items():
-        assert np.array_equal(getattr(effect, name), values) if isinstance(values, np.ndarray) else True, name
+    for name, values in vars(known).items():
+        assert not isinstance(values, np.ndarray) or np.array_equal(getattr(effect, name), values), name
+    assert effect.without_effect == known.without_effect
 
 
-@pytest.mark.parametrize("family", SETTINGS)
-@pytest.mark.parametrize("rule", ["none", "top:1", "top:1@current", "random:1"])
-def test_replayed_steps_are_the_plain_ones(family, rule, gpu, network, tmp_path):
+CASES = [
+    ("llada", "none", {}),
+    ("llada", "top:1@current", {}),
+    ("llada", "random:1", {"guidance": 1.0}),
+    ("llada", "persistent:1", {}),
+    ("llada", "top:1@steps=2-7", {}),
+    ("llada", "position:0", {}),
+    ("llada", "rowmass:1@current", {}),
+    ("mmada", "top:1", {}),
+    ("dream", "random:1", {}),
+    ("a2d", "top:1", {}),
+    ("open_dllm", "top:1@masked", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "rule", "settings"), CASES)
+def test_replayed_steps_write_record_and_hide_as_plain_ones(family, rule, settings, gpu, network, tmp_path):
     model = of_family(network, family)
-    replayed = written(gpu, model, tmp_path / "there", rule)
-    same(replayed, written(gpu, model, tmp_path / "here", rule, graphs=False))
+    replayed = written(gpu, model, tmp_path / "there", rule, **settings)
+    same(replayed, written(gpu, model, tmp_path / "here", rule, graphs=False, **settings))
     same_traces(tmp_path / "there", tmp_path / "here")
+
+
+@pytest.mark.parametrize("keep", ["top", "statistics"])
+def test_levels_and_a_last_smaller_batch(keep, gpu, network, tmp_path):
+    batches, folders = (PROMPTS, PROMPTS[:1]), (tmp_path / "there", tmp_path / "here")
+    there, here = (
+        written(gpu, network, out, "top:1", keep, graphs, batches) for out, graphs in zip(folders, (True, False), strict=True)
+    )
+    same(there, here)
+    assert len(captures) == 2
+    if keep == "top":
+        same_traces(*folders)
+    else:
+        name = "statistics.safetensors"
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+
+
+def test_every_step_queues_the_same_operators(gpu, network, monkeypatch, tmp_path):
+    """What a graph needs: after the first steps the same operators on the same shapes, and no wait among them."""
+    sequences, plain = [], projection.stored_call
+
+    def noting(*args):
+        with QueueingOnly(network.device) if len(sequences) > 1 else nullcontext(), RecordedOps() as ops:
+            found = plain(*args)
+        sequences.append(ops.shapes)
+        return found
+
+    monkeypatch.setattr(projection, "stored_call", noting)
+    for rule in ("none", "top:1@current", "top:1", "random:1", "mass:1", "above:3"):
+        sequences.clear()
+        written(gpu, network, tmp_path / rule, rule, graphs=False)
+        assert len(sequences) == 9 and len(sequences[-1]) > 100
+        assert all(one == sequences[2] for one in sequences[3:])
+
+
+class _Watching(Watcher):
+    def __init__(self):
+        self.layers = 0
+
+    def watch(self, call, columns):
+        self.layers += 1
+
+
+class _Reading(torch.nn.Module):
+    """A network's own module that reads from the device."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * (1.0 if float(x.sum()) > 0 else 1.0)
+
+
+@pytest.mark.parametrize("rule", ["class:1", "top:1@clean"])
+def test_rules_that_read_on_the_host_run_plainly(rule, gpu, network, tmp_path):
+    with_graphs = written(gpu, network, tmp_path / "there", rule)
+    same(with_graphs, written(gpu, network, tmp_path / "here", rule, graphs=False), "watched")
+
+
+def test_another_s_watcher_sees_every_layer_of_every_step(gpu, network, tmp_path):
+    watcher = _Watching()
+    with subscribed(network.network, watcher):
+        found, steps, _ = written(gpu, network, tmp_path / "trace")
+    assert found[0].graphs == "watched" and watcher.layers == 2 * len(steps)
+
+
+def test_a_hook_of_another_runs_in_every_step(gpu, network, tmp_path):
+    ran = []
+    handle = network.network.model.layers[1].register_forward_hook(lambda *called: ran.append(1))
+    try:
+        found, steps, _ = written(gpu, network, tmp_path / "trace")
+    finally:
+        handle.remove()
+    assert found[0].graphs == "hooks" and len(ran) == len(steps)
+
+
+def test_a_network_that_reads_its_tensors_runs_plainly(gpu, network, tmp_path):
+    layer = network.network.model.layers[0]
+    layer.mlp = _Reading(layer.mlp)
+    try:
+        found = written(gpu, network, tmp_path / "there", "top:1")
+        same(found, written(gpu, network, tmp_path / "here", "top:1", graphs=False), "waits")
+    finally:
+        layer.mlp = layer.mlp.inner
+    same_traces(tmp_path / "there", tmp_path / "here")
+
+
+def _fails(run):
+    run()
+    raise RuntimeError("no capture")
+
+
+def _replays_nothing(run):
+    return recorded_ops(torch.device("cuda:0"), run)[0], lambda: None
+
+
+@pytest.mark.parametrize(("capture", "word"), [(_fails, "failed"), (_replays_nothing, "differs")])
+def test_a_capture_that_fails_or_replays_something_else_leaves_plain_steps(
+    capture, word, gpu, network, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(captured, "capture_on", lambda device: capture)
+    found = written(gpu, network, tmp_path / "there", "top:1")
+    same(found, written(gpu, network, tmp_path / "here", "top:1", graphs=False), word)
+    same_traces(tmp_path / "there", tmp_path / "here")
+
+
+def test_a_cpu_runs_plainly(diffusion):
+    assert sinkscope.generate(diffusion, [5, 9], length=4).graphs == "cpu"

@@ -175,8 +175,9 @@ class Hiding(Hider):
         canvas = self._canvas
         if canvas is None or self._tally is None or not all(map(_of_tensors, self.parts)):
             return None
+        made = {name: one for name, one in canvas.made.items() if name[0] != "counted"}  # by the identity of a tensor
         return {
-            "canvas": (canvas.made, canvas.drawn),
+            "canvas": (made, canvas.drawn),
             "attention": self._attention.state,
             "rules": (self._memory, self._took, [one.steps is None or self._step in one.steps for one in self.parts]),
             "effect": (self._in_step, self._received, self._tally.waiting),
