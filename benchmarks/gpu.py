@@ -10,6 +10,9 @@ comes.
     sampling    the published loops over ours; goal 1.1, the same tokens; where they part, how close the choice was
     tiles       which tiles the kernels like on this device
     compiled    recorded over plain with compiled layers
+    graphs      a step as a CUDA graph over one without: plain, recorded, hidden, at every level, batch 1, 4, 8 and S = 256,
+                1024, 4096 (or the --batch and --length given); goals over the plain graph 1.08, hidden over recorded
+                1.10. Five minutes: `--only graphs`
     control     the same tokens in float32 (40 GB)
 
 Run it on the machine in question, it needs 20 GB of GPU memory; a row that fails says why, and the others follow:
@@ -42,12 +45,14 @@ from typing import Any
 
 import torch
 from _gpu_attention import GOAL, over_flash, tiles
+from _gpu_graphs import SHAPES
+from _gpu_graphs import rows as graph_rows
 from _gpu_model import random_model
 from _gpu_recording import compiled, recorded_memory, recorded_time
 from _gpu_sampling import LOOPS, control, sampling
 from _measuring import flags, machine, processor
 
-SECTIONS = ("attention", "recording", "hiding", "sampling", "tiles", "compiled", "control")
+SECTIONS = ("attention", "recording", "hiding", "sampling", "tiles", "compiled", "graphs", "control")
 Row = tuple[str, dict[str, float], Callable[[], dict[str, Any]]]
 
 
@@ -69,11 +74,14 @@ def as_installed(folder: str) -> None:
 def rows(given: Any) -> Iterator[Row]:
     """What there is to measure: name, goals, and what measures it."""
     dtype, model = getattr(torch, given.dtype), None
+    usual = given.device.startswith("cuda") and (given.batch, given.length) == (1, 1024)
+    shapes = SHAPES if usual else ((given.batch, given.length),)
 
     def loaded() -> Any:
         nonlocal model
         if model is None:
-            model = random_model(given.shape, given.device, dtype, max(given.length, 256))
+            longest = [length for _, length in shapes] if "graphs" in given.only else []
+            model = random_model(given.shape, given.device, dtype, max(given.length, 256, *longest))
         return model
 
     for section in given.only:
@@ -110,6 +118,9 @@ def rows(given: Any) -> Iterator[Row]:
                     )
         if section == "compiled":
             yield "recorded over plain, compiled layers", {}, lambda: compiled(loaded(), given)
+        if section == "graphs":
+            for what, measure in graph_rows(loaded, given, shapes):
+                yield what, {}, measure
         if section == "control":
             for family in LOOPS:
                 yield f"same tokens in float32, {family}", {}, lambda family=family: control(loaded(), given, family)

@@ -63,7 +63,7 @@ class RecordedOps(TorchDispatchMode):
 
 def fresh(function, args, found):
     """The results that are neither views nor arguments."""
-    if getattr(function, "is_view", False) or isinstance(found, torch.Tensor) and any(found is one for one in args):
+    if getattr(function, "is_view", False) or (isinstance(found, torch.Tensor) and any(found is one for one in args)):
         return []
     schema = getattr(function, "_schema", None)
     if schema is not None and any(one.alias_info is not None for one in schema.returns):

@@ -273,7 +273,7 @@ class _Stream:
         """Queues a copy to the host, behind whatever this stream has waited for."""
         mine = self is self.gpu.computing
         with _outside_of_it():
-            target.fill_(torch.nan if target.is_floating_point() else True if target.dtype == torch.bool else -77)
+            target.fill_(torch.nan if target.is_floating_point() else True if target.dtype == torch.bool else 77)
         if mine or source.made <= self.seen:
             self.copies = [one for one in self.copies if not one.done]
             self.copies.append(_Copy(target, (lambda: source) if mine else weakref.ref(source)))

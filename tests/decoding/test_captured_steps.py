@@ -1,4 +1,4 @@
-"""Replayed steps write, record and hide as plain ones, to the bit: on a simulated GPU, with noted operators as graphs."""
+"""Replayed steps write, record and hide as plain ones, to the bit: on a simulated GPU, operators noted as a graph."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -106,7 +106,7 @@ CASES = [
     ("mmada", "top:1", {}),
     ("dream", "random:1", {}),
     ("a2d", "top:1", {}),
-    ("open_dllm", "top:1@masked", {}),
+    ("open_dllm", "top:1@keys=unmasked", {}),
 ]
 
 
@@ -122,7 +122,8 @@ def test_replayed_steps_write_record_and_hide_as_plain_ones(family, rule, settin
 def test_levels_and_a_last_smaller_batch(keep, gpu, network, tmp_path):
     batches, folders = (PROMPTS, PROMPTS[:1]), (tmp_path / "there", tmp_path / "here")
     there, here = (
-        written(gpu, network, out, "top:1", keep, graphs, batches) for out, graphs in zip(folders, (True, False), strict=True)
+        written(gpu, network, out, "top:1", keep, graphs, batches)
+        for out, graphs in zip(folders, (True, False), strict=True)
     )
     same(there, here)
     assert len(captures) == 2
@@ -167,7 +168,7 @@ class _Reading(torch.nn.Module):
         self.inner = inner
 
     def forward(self, x):
-        return self.inner(x) * (1.0 if float(x.sum()) > 0 else 1.0)
+        return self.inner(x) * (1.0 if x.sum().item() > 0 else -1.0)
 
 
 @pytest.mark.parametrize("rule", ["class:1", "top:1@clean"])

@@ -13,6 +13,7 @@ import sinkscope
 from sinkscope.attention import dispatch, projections
 from sinkscope.interventions import parse_rule
 from sinkscope.models import FAMILIES
+from sinkscope.recorder.async_writer import AsyncWriter
 
 DREAM = FAMILIES["dream"]
 
@@ -120,3 +121,30 @@ def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(gpu,
     generate(models[1], tmp_path / "here", prompts)
     traces = list(same_traces(tmp_path / "there", tmp_path / "here", models[1].network))
     assert [one.steps for one in traces] == [8, 8] and not gpu.spun
+
+
+def test_a_step_that_is_written_over_at_once_arrives_as_it_was_sent(gpu):
+    """As a replayed step does; however late the one copy is, and whatever the types of its tensors."""
+    gpu.lateness, writer, arrived = 0.05, AsyncWriter(), []
+    sent = {
+        "bool": torch.tensor([True, False, True]),
+        "half": torch.arange(5, dtype=torch.bfloat16),
+        "nothing": torch.zeros(2, 0),
+        "number": torch.tensor(7),
+        "sums": torch.arange(12.0).view(3, 4).T,
+        "host": torch.tensor([4]),
+    }
+    with gpu:
+        for _ in range(3):
+            there = {name: one.clone() if name == "host" else one.to("cuda") for name, one in sent.items()}
+            gpu.waits.clear()
+            writer.send(there, lambda tensors: arrived.append({name: one.clone() for name, one in tensors.items()}))
+            for one in there.values():
+                one.zero_()
+            assert not gpu.waits
+        writer.drain()
+        writer.close()
+    assert len(arrived) == 3
+    for found in arrived:
+        assert list(found) == list(sent)
+        assert all(torch.equal(found[name], one) and found[name].dtype == one.dtype for name, one in sent.items())

@@ -7,7 +7,7 @@ every tensor of a plain run of the same canvas, to the bit. Until then, and wher
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +25,15 @@ from sinkscope.models import Model
 MOST = 2  # graphs of a generation: each holds the memory of a step
 KEPT = 4  # shapes that are remembered
 aten = torch.ops.aten
-WAITING = {
-    aten._local_scalar_dense, aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten.bincount, aten.equal, aten.isin,
-    aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.unique_dim_consecutive, aten.lift_fresh,
+SHAPED_BY_VALUES = {
+    aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten.bincount, aten.isin, aten.repeat_interleave.Tensor,
+    aten._unique, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.unique_dim_consecutive,
 }  # fmt: skip
+WAITING = SHAPED_BY_VALUES | {aten._local_scalar_dense, aten.equal, aten.lift_fresh}
 """Operators that wait for a GPU, or bring a number of the host to it."""
 
+CONTEXT = ("tokens", "masked", "readers")
+"""Tensors of a `StepContext` that a step reads on the device."""
 Call = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Hidden states [row, position, width] of tokens, their positions, and the keys that each query sees."""
 Captured = tuple[Any, Callable[[], None]]
@@ -50,7 +53,7 @@ class QueueingOnly(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet, found = function.overloadpacket, None
-        waits = packet in WAITING or function is aten.repeat_interleave.Tensor
+        waits = packet in WAITING or function in WAITING
         if packet in (aten.index, aten.index_put, aten.index_put_):
             by_mask = any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
             waits = by_mask and (packet is aten.index or args[2].numel() > 1)
@@ -81,9 +84,9 @@ def cuda_graph(device: torch.device, run: Callable[[], Any]) -> Captured:
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
-    """A captured step: the ``memory`` of each leaf of its input (None: of no tensor, or of one that lasts), the leaves
-    of its results, ``made``, and tensors that it reads and that must stay.
+class _Captured:
+    """A captured step: the memory of each leaf of its input (None: no tensor, or one that lasts), the leaves of its
+    results, and what it reads besides, which must stay.
     """
 
     memory: list[Tensor | None]
@@ -93,11 +96,17 @@ class _Step:
     stays: Any
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        for place, leaf in zip(self.memory, leaves, strict=True):
-            if place is not None and place is not leaf:
-                place.copy_(leaf)
+        """Return the hidden states of a step, and what its layers have left."""
+        fill(self.memory, leaves)
         self.replay()
         return tree_unflatten(self.made, self.spec)
+
+
+def fill(memory: Sequence[Tensor | None], leaves: Sequence[Any]) -> None:
+    """Copy tensors to where a captured step reads them, unless they lie there."""
+    for place, leaf in zip(memory, leaves, strict=True):
+        if place is not None and place is not leaf:
+            place.copy_(leaf)
 
 
 class CapturedSteps:
@@ -112,128 +121,133 @@ class CapturedSteps:
 
     def __init__(self, model: Model, wanted: bool) -> None:
         self.network, self.word = model.network, "shapes"
-        tensors = [*model.network.parameters(), *model.network.buffers()]
-        self._weights, self._modules = tensors, list(model.network.modules())
-        self._steps: list[tuple[Any, _Step | None]] = []  # by shape; None of one that has run plainly
-        self._capture = capture_on(model.device)
-        if not wanted:
-            self._give_up("off")
-        elif self._capture is None:
-            self._give_up(model.device.type)
-        elif len({one.device for one in tensors}) > 1:
-            self._give_up("spread")
-        elif model.network.training:
-            self._give_up("training")
-        elif torch.is_autocast_enabled(model.device.type):
-            self._give_up("autocast")
-        elif any(one._compiled_call_impl is not None or hasattr(one, "_orig_mod") for one in self._modules):
-            self._give_up("compiled")
+        self._steps: list[tuple[Any, _Captured | None]] = []  # by shape; None of one that has run plainly
+        self._capture = capture_on(model.device) if wanted else None
+        if self._capture is None:
+            self._give_up(model.device.type if wanted else "off")
+            return
+        self._weights = [*self.network.parameters(), *self.network.buffers()]
+        self._modules = list(self.network.modules())
+        reasons = {
+            "spread": len({one.device for one in self._weights}) > 1,
+            "training": self.network.training,
+            "autocast": torch.is_autocast_enabled(model.device.type),
+            "compiled": any(one._compiled_call_impl is not None or hasattr(one, "_orig_mod") for one in self._modules),
+        }
+        if word := next((word for word, holds in reasons.items() if holds), None):
+            self._give_up(word)
 
     def __call__(self, run: Call, tokens: Tensor, positions: Tensor, seen: Tensor | None) -> Tensor:
         """Return the hidden states of a step, and leave its subscribers as their layers would have."""
-        if self._capture is None:
-            return run(tokens, positions, seen)
-        session = current_session(self.network)
+        session = None if self._capture is None else current_session(self.network)
         state = None if session is None else session.layer_state()
         if session is not None and state is None:
             self._give_up("watched")
-        elif any(self._changed(module, session) for module in self._modules):
+        elif self._capture is not None and any(self._changed(module, session) for module in self._modules):
             self._give_up("hooks")
         if self._capture is None:
             return run(tokens, positions, seen)
-        context, states = (None, None) if state is None else state
-        of_context = None if context is None else (context.tokens, context.masked, context.readers)
-        leaves, spec = tree_flatten((tokens, positions, seen, of_context, states))
+        step = _Step(run, session, None if state is None else state[0])
+        leaves, step.spec = tree_flatten((tokens, positions, seen, step.tensors(), None if state is None else state[1]))
         written = [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in self._weights]
-        key = (spec, _described(leaves), _layout(context), session and [*map(id, session.subscribers)], written)
+        key = (step.spec, _described(leaves), step.layout(), written)
         at = next((at for at, (known, _) in enumerate(self._steps) if known == key), None)
+        found = None
         if at is None:
             self._steps = [*self._steps, (key, None)] if len(self._steps) < KEPT else self._steps
+        elif (captured := self._steps[at][1]) is not None:
+            found = captured.run(leaves)
+        elif sum(one is not None for _, one in self._steps) < MOST:
+            found = self._captured(at, step, leaves)
+        if found is None:
+            step.leave(tree_unflatten(leaves, step.spec)[-1])  # a capture that failed has changed it
             return run(tokens, positions, seen)
-        known = self._steps[at][1]
-        if known is not None:
-            hidden, states = known.run(leaves)
-            if session is not None and context is not None:
-                session.set_layer_state(context, states)
-            return hidden
-        if sum(one is not None for _, one in self._steps) >= MOST:
-            return run(tokens, positions, seen)
-        hidden = self._captured(at, run, session, context, leaves, spec)
-        if hidden is None:
-            if session is not None and context is not None:
-                session.set_layer_state(context, tree_unflatten(leaves, spec)[-1])
-            hidden = run(tokens, positions, seen)
-        return hidden
+        step.leave(found[1])
+        return found[0]
 
-    def _captured(
-        self, at: int, run: Call, session: Session | None, context: StepContext | None, leaves: list[Any], spec: TreeSpec
-    ) -> Tensor | None:
-        """Capture a step, and compare its replay with a plain run; None where it cannot be captured."""
+    def _captured(self, at: int, step: "_Step", leaves: list[Any]) -> tuple[Tensor, Any] | None:
+        """Capture a step, and compare its first replay with a plain run; None where it cannot be captured."""
         assert self._capture is not None
         known: dict[int, Tensor] = {}
         memory = [None if _lasts(one) else known.setdefault(id(one), _memory_of(one)) for one in leaves]
         inputs = [one if place is None else place for one, place in zip(leaves, memory, strict=True)]
-
-        def restore() -> None:
-            for place, leaf in zip(memory, leaves, strict=True):
-                if place is not None:
-                    place.copy_(leaf)
-
-        def step() -> tuple[Tensor, Any]:
-            tokens, positions, seen, of_context, states = tree_unflatten(inputs, spec)
-            if session is None or context is None:
-                return run(tokens, positions, seen), None
-            named = dict(zip(("tokens", "masked", "readers"), of_context, strict=True))
-            session.set_layer_state(replace(context, **named), states)
-            hidden, state = run(tokens, positions, seen), session.layer_state()
-            assert state is not None
-            return hidden, state[1]
-
-        def step_and_state() -> tuple[list[Any], TreeSpec]:
-            made, made_spec = tree_flatten_with_path(step())
-            paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(inputs, spec))[0]]
-            places = {path[1:]: one for path, one in zip(paths, memory, strict=True) if _number(path) == 4}
-            found = []
-            for path, one in made:  # what the next step reads lies where this one read it
-                place = places.get(path[1:]) if _number(path) == 1 else None
-                if place is not None and isinstance(one, Tensor) and _described([place]) == _described([one]):
-                    one = place if one is place else place.copy_(one)
-                found.append(one)
-            return found, made_spec
-
+        fill(memory, leaves)
         try:
-            restore()
-            with nullcontext() if session is None else session.being_captured():
-                with QueueingOnly(inputs[0].device):
-                    expected, spec_expected = tree_flatten(step())
-                (made, made_spec), replay = self._capture(step_and_state)
-            stays = (run, list(leaves), None if session is None else dict(session.uploaded))
-            known_step = _Step(memory, replay, made, made_spec, stays)
-            hidden, states = known_step.run(leaves)
+            with QueueingOnly(inputs[0].device):
+                expected, spec = tree_flatten(step.run(inputs))
+            (made, made_spec), replay = self._capture(lambda: step.run_in_place(inputs))
+            uploaded = None if step.session is None else dict(step.session.uploaded)
+            captured = _Captured(memory, replay, made, made_spec, (step, list(leaves), uploaded))
+            found = captured.run(leaves)
         except NotCaptured:
-            self._give_up("waits")
-            return None
+            return self._give_up("waits")
         except Exception:  # the plain step that follows raises what is no fault of the capture
-            self._give_up("failed")
-            return None
-        if spec_expected == made_spec and _same(expected, made):
-            self.word, self._steps[at] = "used", (self._steps[at][0], known_step)
-        else:
+            return self._give_up("failed")
+        if spec != made_spec or not _same(expected, made):
             self._give_up("differs")
-            hidden, states = tree_unflatten(expected, spec_expected)
-        if session is not None and context is not None:
-            session.set_layer_state(context, states)
-        return hidden
+            return tree_unflatten(expected, spec)
+        self.word, self._steps[at] = "used", (self._steps[at][0], captured)
+        return found
 
     def _give_up(self, word: str) -> None:
-        self.word, self._capture = word, None
-        self._steps = []
+        """Let all steps run plainly from here on."""
+        self.word, self._capture, self._steps = word, None, []
 
     def _changed(self, module: Any, session: Session | None) -> bool:
         """Whether a module runs code that is neither its own nor ours, and which a replay would leave out."""
         hooks = chain(module._forward_hooks.values(), module._forward_pre_hooks.values())
         ours = (isinstance(one, partial) and one.args and one.args[0] is session for one in hooks)
         return "forward" in vars(module) or not all(ours)
+
+
+@dataclass(eq=False)
+class _Step:
+    """A running step: its forward call, and the session and the context of its subscribers, if it has any."""
+
+    call: Call
+    session: Session | None
+    context: StepContext | None
+    spec: Any = None
+
+    def tensors(self) -> Any:
+        return None if self.context is None else [getattr(self.context, name) for name in CONTEXT]
+
+    def layout(self) -> Any:
+        """Return what the layers go by besides tensors."""
+        if self.session is None or self.context is None:
+            return None
+        values = {name: one for name, one in vars(self.context).items() if not isinstance(one, Tensor)}
+        return values, self.context.lengths.tolist(), [*map(id, self.session.subscribers)]
+
+    def leave(self, states: Any) -> None:
+        """Leave the subscribers in the running step, with what its layers have left."""
+        if self.session is not None and self.context is not None:
+            self.session.set_layer_state(self.context, states)
+
+    def run(self, inputs: Sequence[Any]) -> tuple[Tensor, Any]:
+        """Run the step plainly on other tensors; return hidden states, and what its layers leave."""
+        tokens, positions, seen, tensors, states = tree_unflatten(inputs, self.spec)
+        if self.session is None or self.context is None:
+            return self.call(tokens, positions, seen), None
+        named: dict[str, Any] = dict(zip(CONTEXT, tensors, strict=True))
+        self.session.set_layer_state(replace(self.context, **named), states)
+        with self.session.being_captured():
+            hidden, state = self.call(tokens, positions, seen), self.session.layer_state()
+        assert state is not None
+        return hidden, state[1]
+
+    def run_in_place(self, inputs: Sequence[Any]) -> tuple[list[Any], TreeSpec]:
+        """Do the same, and return leaves; what the next step reads is put where this one has read it."""
+        made, spec = tree_flatten_with_path(self.run(inputs))
+        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(inputs, self.spec))[0]]
+        places = {path[1:]: one for path, one in zip(paths, inputs, strict=True) if _number(path) == 4}
+        found = []
+        for path, one in made:
+            place = places.get(path[1:]) if _number(path) == 1 else None
+            if isinstance(one, Tensor) and isinstance(place, Tensor) and _described([place]) == _described([one]):
+                one = place if one is place else place.copy_(one)
+            found.append(one)
+        return found, spec
 
 
 def _number(path: KeyPath) -> int:
@@ -262,13 +276,6 @@ def _described(leaves: Sequence[Any]) -> list[Any]:
         else:
             found.append(one)
     return found
-
-
-def _layout(context: StepContext | None) -> Any:
-    if context is None:
-        return None
-    values = {name: one for name, one in vars(context).items() if not isinstance(one, Tensor)}
-    return values, context.lengths.tolist()
 
 
 def _same(expected: Sequence[Any], made: Sequence[Any]) -> bool:

@@ -102,7 +102,9 @@ def generate(
             tokens = tokens[: int(last.lengths[row])]
         work = None if last.meter is None else last.meter.work(row)
         steps = written[row] if work is None else work.forwards
-        generations.append(Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work, captured.word))
+        generations.append(
+            Generation(tokens, model.answer_text(tokens[len(own) :]), steps, len(own), work, captured.word)
+        )
     return generations[0] if single else generations
 
 

@@ -198,9 +198,7 @@ class AttentionMemory(Watcher):
 
     @state.setter
     def state(self, given: dict[str, dict[str, tuple[Tensor, Tensor, int]]]) -> None:
-        self._before = {
-            layer: {how: Observation(*one) for how, one in found.items()} for layer, found in given.items()
-        }
+        self._before = {layer: {how: Observation(*one) for how, one in found.items()} for layer, found in given.items()}
 
     def run_unhidden(self, session: Session) -> None:
         """Run the canvas of the running step once more with nothing hidden, and keep the attention of every layer."""

@@ -1,8 +1,9 @@
 """Copies the tensors of each step to the host in the background and delivers them in order.
 
-On a GPU the copies go to pinned memory on a separate stream while the next step runs, and a thread delivers them. The
-bytes in transit are bounded; if memory runs out, a step waits and is copied synchronously, so none is lost. Tensors on
-the CPU are delivered at once, in the caller's thread. After a step fails, no later step is delivered.
+On a GPU a step is packed and goes to pinned memory in one copy, on a separate stream while the next step runs, and a
+thread delivers it; its tensors may be written again at once, as by a step that is replayed. The bytes in transit are
+bounded; if memory runs out, a step waits and is copied synchronously, so none is lost. Tensors on the CPU are delivered
+at once, in the caller's thread. After a step fails, no later step is delivered.
 """
 
 import queue
@@ -75,22 +76,26 @@ class AsyncWriter:
         self._thread, self._error = None, None
 
     def _copy(self, tensors: Tensors) -> tuple[Tensors, list[Any]]:
-        here: dict[Any, Tensor] = {}
-        for name, one in tensors.items():
-            one = one.detach()
-            if not one.is_cuda:
-                here[name] = one.clone()
-                continue
-            if one.device not in self._streams:
-                self._streams[one.device] = torch.cuda.Stream(one.device)
-            stream = self._streams[one.device]
-            here[name] = torch.empty(one.shape, dtype=one.dtype, device="cpu", pin_memory=True)
-            stream.wait_stream(torch.cuda.current_stream(one.device))
+        """Queue one copy from each device, of all its tensors one behind the other; they may change at once."""
+        here = {name: one.detach().clone() for name, one in tensors.items() if not one.is_cuda}
+        copied = []
+        for device in {one.device for one in tensors.values() if one.is_cuda}:
+            named = [(name, one.detach()) for name, one in tensors.items() if one.device == device]
+            named.sort(key=lambda pair: -pair[1].element_size())  # each begins at a multiple of its own size
+            packed = torch.cat([one.reshape(-1).view(torch.uint8) for _, one in named])
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)
+            stream = self._streams[device]
+            landing = torch.empty(packed.shape, dtype=torch.uint8, device="cpu", pin_memory=True)
+            stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                here[name].copy_(one, non_blocking=True)
-            one.record_stream(stream)
-        used = {one.device for one in tensors.values() if one.is_cuda}
-        return here, [self._streams[device].record_event(torch.cuda.Event(blocking=True)) for device in used]
+                landing.copy_(packed, non_blocking=True)
+            packed.record_stream(stream)
+            sizes = [one.numel() * one.element_size() for _, one in named]
+            for (name, one), part in zip(named, landing.split(sizes), strict=True):
+                here[name] = part.view(one.dtype).view(one.shape)
+            copied.append(stream.record_event(torch.cuda.Event(blocking=True)))
+        return {name: here[name] for name in tensors}, copied
 
     def _run(self) -> None:
         while (parcel := self._parcels.get()) is not None:
