@@ -1,7 +1,6 @@
 """Rows of gpu.py about replayed steps: generations of one shape, plain, recorded and hidden, step by step and as graphs."""
 
 import contextlib
-import gc
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from _gpu_model import Clock, peak
+from _gpu_model import Clock
 
 SHAPES = ((1, 256), (1, 1024), (1, 4096), (8, 256), (8, 1024), (4, 4096))
 """Batch and length of the canvas; of another --length or --batch only that one."""
@@ -57,12 +56,9 @@ def rows(model: Any, given: Any, shapes: Any) -> Iterator[tuple[str, Any]]:
                     kind: str = kind, keep: Any = keep, rule: Any = rule, graphs: bool = graphs, batch: int = batch,
                     length: int = length, known: Any = known,
                 ) -> dict[str, Any]:  # fmt: skip
-                    gc.collect()
-                    found: list[dict[str, Any]] = []
-                    bytes_at_most = peak(
-                        lambda: found.append(one_run(model(), given, batch, length, keep, rule, graphs)), given.device
-                    )
-                    run, before = found[0], known.get((kind, graphs))
+                    if given.device.startswith("cuda"):
+                        torch.cuda.reset_peak_memory_stats()
+                    run, before = one_run(model(), given, batch, length, keep, rule, graphs), known.get((kind, graphs))
                     known.setdefault((kind, graphs), run)
                     row = {"ms": round(run["ms"], 3), "replayed": run["replayed"]}
                     if before is not None:  # how far the machine has drifted
@@ -75,7 +71,9 @@ def rows(model: Any, given: Any, shapes: Any) -> Iterator[tuple[str, Any]]:
                             row[name] = round(run["ms"] / known[base]["ms"], 4)
                     if graphs and (kind, False) in known:
                         row["same_tokens"] = bool(torch.equal(run["tokens"], known[kind, False]["tokens"]))
-                    return row | {"peak_mib": None if bytes_at_most is None else round(bytes_at_most / 2**20, 1)}
+                    if given.device.startswith("cuda"):
+                        row["peak_mib"] = round(torch.cuda.memory_stats()["active_bytes.all.peak"] / 2**20, 1)
+                    return row
 
                 name = f"graphs: {kind}{', replayed' if graphs else ''}, batch {batch}, S = {length}"
                 yield name, measure
