@@ -114,6 +114,8 @@ def _by_kernels(tensor: Tensor, wide: int, what: str, run: Callable[[Any], Found
 
         return run(fused)
     except (ImportError, KernelError) as error:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise  # it is the capture's fault
         _given_up.add((device, dtype, wide, what))
         failed = f"expected to run with head size {wide} in {dtype}{what} on {device}, found that it does not ({error})"
         _warn_once(failed, "torch's slower operations run" if what == OF_NORMS else BLOCKWISE)

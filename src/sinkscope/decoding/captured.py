@@ -23,7 +23,6 @@ from sinkscope.attention import Session, StepContext, current_session
 from sinkscope.models import Model
 
 MOST = 2  # graphs of a generation: each holds the memory of a step
-KEPT = 4  # shapes that are remembered
 aten = torch.ops.aten
 SHAPED_BY_VALUES = {
     aten.nonzero, aten.nonzero_numpy, aten.masked_select, aten.bincount, aten.isin, aten.repeat_interleave.Tensor,
@@ -59,8 +58,9 @@ class QueueingOnly(TorchDispatchMode):
             waits = by_mask and (packet is aten.index or args[2].numel() > 1)
         if not waits:
             found = function(*args, **(kwargs or {}))
+            crossing = packet in (aten._to_copy, aten.copy_)  # else a number of the host is a constant, or unused
             tensors = (one for one in tree_leaves((args, kwargs, found)) if isinstance(one, Tensor))
-            waits = any(one.device.type != self.device.type for one in tensors)
+            waits = any(one.device.type != self.device.type and (one.ndim > 0 or crossing) for one in tensors)
         if waits:
             raise NotCaptured(str(function))
         return found
@@ -121,7 +121,7 @@ class CapturedSteps:
 
     def __init__(self, model: Model, wanted: bool) -> None:
         self.network, self.word = model.network, "shapes"
-        self._steps: list[tuple[Any, _Captured | None]] = []  # by shape; None of one that has run plainly
+        self._steps: list[tuple[Any, _Captured | None]] = []  # by shape; None of the last that ran plainly
         self._capture = capture_on(model.device) if wanted else None
         if self._capture is None:
             self._give_up(model.device.type if wanted else "off")
@@ -154,7 +154,8 @@ class CapturedSteps:
         at = next((at for at, (known, _) in enumerate(self._steps) if known == key), None)
         found = None
         if at is None:
-            self._steps = [*self._steps, (key, None)] if len(self._steps) < KEPT else self._steps
+            kept = [one for one in self._steps if one[1] is not None or one is self._steps[-1]]
+            self._steps = [*kept, (key, None)]
         elif (captured := self._steps[at][1]) is not None:
             found = captured.run(leaves)
         elif sum(one is not None for _, one in self._steps) < MOST:
