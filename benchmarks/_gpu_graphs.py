@@ -58,7 +58,10 @@ def rows(model: Any, given: Any, shapes: Any) -> Iterator[tuple[str, Any]]:
                 ) -> dict[str, Any]:  # fmt: skip
                     if given.device.startswith("cuda"):
                         torch.cuda.reset_peak_memory_stats()
-                    run, before = one_run(model(), given, batch, length, keep, rule, graphs), known.get(("plain", graphs))
+                    run, before = (
+                        one_run(model(), given, batch, length, keep, rule, graphs),
+                        known.get(("plain", graphs)),
+                    )
                     known.setdefault((kind, graphs), run)
                     row = {"ms": round(run["ms"], 3), "replayed": run["replayed"]}
                     if before is not None and kind == "plain again":  # how far the machine has drifted
