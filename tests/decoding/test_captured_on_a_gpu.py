@@ -58,6 +58,6 @@ def test_a_capture_that_fails_leaves_the_device_usable(monkeypatch):
     expected = sinkscope.generate(model, [5, 9, 11], length=8, graphs=False)
     before = torch.cuda.current_stream()
     monkeypatch.setattr(captured, "capture_on", fails)
-    found = sinkscope.generate(model, [5, 9, 11], length=8)
+    found = sinkscope.generate(model, [5, 9, 11], length=8, graphs=True)
     assert found.graphs == "failed" and found.text == expected.text
     assert torch.cuda.current_stream() == before and torch.rand(3, device="cuda").shape == (3,)

@@ -239,4 +239,4 @@ def test_a_capture_that_fails_or_replays_something_else_leaves_plain_steps(
 
 
 def test_a_cpu_runs_plainly(diffusion):
-    assert sinkscope.generate(diffusion, [5, 9], length=4).graphs == "cpu"
+    assert sinkscope.generate(diffusion, [5, 9], length=4, graphs=True).graphs == "cpu"

@@ -50,13 +50,19 @@ def generate(
     prompt: str | torch.Tensor,
     *,
     on_step: Callable[[Step], object] | None = None,
-    graphs: bool = True,
+    graphs: bool = False,
     **settings: Any,
 ) -> Generation: ...
 @overload
 def generate(model: Model, prompt: Sequence[Any] | None = None, *, messages: Any = None, **settings: Any) -> Any: ...
 def generate(
-    model: Model, prompt: Any = None, *, messages: Any = None, on_step: Any = None, graphs: bool = True, **settings: Any
+    model: Model,
+    prompt: Any = None,
+    *,
+    messages: Any = None,
+    on_step: Any = None,
+    graphs: bool = False,
+    **settings: Any,
 ) -> Any:
     """Return a `Generation` by the published sampler of the model's family, or a list of them for a list of prompts.
 
@@ -66,7 +72,8 @@ def generate(
             instead of ``prompt``.
         on_step: called after every step with the canvas as it then is (the published ``output_history``); it must not
             write into the tensors of a step, as the sampler goes on with them.
-        graphs: on a GPU, whether steps that repeat a shape are replayed as CUDA graphs; results are the same.
+        graphs: on a GPU, whether steps that repeat a shape are replayed as CUDA graphs; results are the same. Not yet
+            tried on a GPU.
         settings: settings of the family's sampler; an unknown one is a TypeError that names the right one. ``cache``
             takes a `CachePolicy` or its text.
 
