@@ -1,0 +1,312 @@
+"""Does compression break the causal model where it spares its diffusion sibling, and is the sink the reason?
+
+Claim     3-bit quantisation costs Llama much and LLaDA little, because of the sink's massive activation (arXiv
+          2605.06366); sinks that move should not count when a diffusion model is pruned (2602.17664).
+Command   python experiments/compression.py smollm2 smollm2-diffusion --texts TEST.jsonl --calibration TRAIN.jsonl
+          python experiments/compression.py lab-autoregressive lab-diffusion
+          JSON lines with "text"; the lab's models take the lab's problems, and answer some. What is done is kept in
+          results/compression; the same command goes on.
+Cost      the first 40 minutes of one core, the second 10.
+Measured  Loss in nats a token on 16 windows of 96 tokens: of the next token (causal), or of masked tokens, mean over
+          15, 50 and 85 % masked (diffusion; the same masks in all arms, never the first token). Calibration: 24 windows
+          of other texts, for a diffusion model masked with t from 0 to 1. Sinks (diffusion: half masked): share of the
+          first token and of the largest column, share of heads with a sink (ε = 3; causal by uniform attention), share
+          of these whose main sink stays in its place, largest hidden value over the median of its layer.
+Kept      *dimension*: the one of the residual stream with the largest value over its layer's median, of weights and
+          activations. *tokens*: activations of those with more than 100 medians in it, in the uncompressed network.
+          Their controls: a random dimension, as many random tokens of a canvas. Measured where the loss without rises
+          by more than 0.1 nats.
+Rules     Written down before the table was measured. Differences are paired by text, with 95 % intervals (BCa) and
+          Wilcoxon's test after Holm, over all arms without anything kept.
+          An arm *breaks* a model where the interval of its rise lies above 0.5 nats, *spares* it where it lies below.
+          The causal model *breaks alone* where it breaks, its sibling is spared, and its rise is the larger (p < .05).
+          *The sink is the reason* for an arm that breaks the causal model, where something kept takes back half of the
+          rise or more, and more than its control does (interval above 0; p < .05 after Holm over all that is kept).
+          Lab: accuracy on 128 problems, 0 shots; differences by Tango's interval.
+Found     docs/compression.md
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _compressing
+import numpy as np
+import torch
+from _compressing import blocks_of, compressed, rounded_activations
+from _settings import SETTINGS, Arguments, made_by, run_script
+from torch import Tensor
+
+import sinkscope
+from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
+from sinkscope.errors import CallError
+from sinkscope.evaluation.tasks import find_task
+from sinkscope.lab.problems import render
+from sinkscope.lab.prompts import held_out
+from sinkscope.models.fingerprints import weight_hash_of
+from sinkscope.runs.files import write_whole
+from sinkscope.sinks.definition import excess_of, uniform_columns
+
+OUT = Path(__file__).parents[1] / "results" / "compression"
+TEXTS, CALIBRATION, WIDTH = 16, 24, 96
+MASKED = (0.15, 0.5, 0.85)
+MASSIVE, WORTH_KEEPING, EPSILON = 100.0, 0.1, 3.0
+PROBLEMS, BATCH = 128, 64
+WEIGHTS = [
+    *((method, str(share)) for method in _compressing.PRUNING for share in (0.3, 0.5, 0.6)),
+    *((method, str(bits)) for method in _compressing.QUANTISING for bits in (8, 4, 3)),
+]
+ACTIVATIONS = {"w8a8-tensor": (8, 8, "tensor"), "w8a8": (8, 8, "token"), "w4a8": (4, 8, "token"), "w4a4": (4, 4, "token")}
+KEPT = ("dimension", "random dimension", "tokens", "random tokens")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to compress: a method at a level, and what is kept in full precision."""
+
+    method: str
+    level: str
+    kept: str = "nothing"
+
+
+def arms() -> list[Arm]:
+    return [Arm(*one) for one in (*WEIGHTS, *(("activations", name) for name in ACTIVATIONS))]
+
+
+def kept_arms(arm: Arm) -> list[Arm]:
+    return [Arm(arm.method, arm.level, kept) for kept in (KEPT if arm.method == "activations" else KEPT[:2])]
+
+
+@dataclass(frozen=True, eq=False)
+class Canvases:
+    """Texts as the network sees them, and what is predicted.
+
+    tokens: int64 [canvas, position]; targets: the same before masking; judged: bool, tokens that are predicted;
+    massive: bool, tokens with a massive activation in the uncompressed network; random: as many others of each canvas.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    judged: Tensor
+    massive: Tensor
+    random: Tensor
+
+
+def windows(model: Any, texts: Sequence[str], count: int) -> Tensor:
+    """Return the first tokens of the first texts that are long enough, int64 [window, position]."""
+    found = [ids[:WIDTH] for ids in map(model.tokenize, texts) if len(ids) >= WIDTH][:count]
+    if len(found) < count:
+        raise CallError(f"expected {count} texts of {WIDTH} tokens or more, found {len(found)}")
+    return torch.tensor(found)
+
+
+def masked(model: Any, tokens: Tensor, share: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Return canvases with so many tokens masked (``share``, one a row), never the first, and where these are."""
+    hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < share[:, None]
+    hidden[:, 0] = False
+    hidden[:, -1] |= ~hidden.any(1)
+    return tokens.masked_fill(hidden, model.card.mask_id), hidden
+
+
+def calibration_canvases(model: Any, tokens: Tensor) -> Tensor:
+    """Return text as the network saw it in training: a diffusion model's with t from 0 to 1."""
+    return tokens if model.family.causal else masked(model, tokens, torch.linspace(0, 1, len(tokens)), 1)[0]
+
+
+@torch.no_grad()
+def residuals(model: Any, tokens: Tensor) -> Iterator[Tensor]:
+    """Yield the output of each block, as multiples of its canvas's median: absolute values [canvas, position, width]."""
+    found: list[Tensor] = []
+    with ExitStack() as hooks:
+        for block in blocks_of(model):
+            keep = lambda _, given, out: found.append((out if isinstance(out, Tensor) else out[0]).abs())  # noqa: E731
+            hooks.callback(block.register_forward_hook(keep).remove)
+        model.network.model(input_ids=tokens, use_cache=False)
+    for one in found:
+        yield one / one.flatten(1).median(1).values[:, None, None]
+
+
+def massive_dimension(model: Any, tokens: Tensor) -> int:
+    """Return the dimension of the residual stream with the largest value over its layer's median."""
+    return int(torch.stack([one.amax((0, 1)) for one in residuals(model, tokens)]).amax(0).argmax())
+
+
+def canvases_of(model: Any, tokens: Tensor, dimension: int) -> dict[str, Canvases]:
+    """Return what is predicted, by the share of masks ("next" for a causal model)."""
+    found = {}
+    for share in (None,) if model.family.causal else MASKED:
+        seen, judged = tokens, torch.arange(WIDTH).expand_as(tokens) > 0
+        if share is not None:
+            seen, judged = masked(model, tokens, torch.full((len(tokens),), share), round(100 * share))
+        massive = torch.stack([one[..., dimension] for one in residuals(model, seen)]).amax(0) > MASSIVE
+        order = torch.rand(seen.shape, generator=torch.Generator().manual_seed(2)).masked_fill(massive, 2).argsort(1)
+        random = order.argsort(1) < massive.sum(1, keepdim=True)
+        found["next" if share is None else str(share)] = Canvases(seen, tokens, judged, massive, random)
+    return found
+
+
+class Sums(Watcher):
+    """The column sums of each layer, [canvas, head, key]."""
+
+    def __init__(self) -> None:
+        self.layers: list[np.ndarray] = []
+
+    def watch(self, call: LayerCall, columns: Columns) -> None:
+        self.layers.append(columns.sums[:, :, call.groups.index("all")].double().numpy())
+
+
+@torch.no_grad()
+def loss(model: Any, canvases: Canvases) -> list[float]:
+    """Return the mean loss of each canvas's judged tokens, in nats."""
+    hidden = model.network.model(input_ids=canvases.tokens, use_cache=False).last_hidden_state
+    row, place = canvases.judged.nonzero(as_tuple=True)
+    shift = int(model.family.causal or model.family.shift)
+    logits = model.network.lm_head(hidden[row, place - shift]).double()
+    each = -logits.log_softmax(-1).gather(-1, canvases.targets[row, place, None])[:, 0]
+    total = torch.zeros(len(hidden), dtype=torch.float64).index_add(0, row, each)
+    return (total / canvases.judged.sum(1)).tolist()
+
+
+@torch.no_grad()
+def sinks(model: Any, tokens: Tensor, before: np.ndarray | None = None) -> tuple[dict[str, list[float]], np.ndarray]:
+    """Return what the sinks of each canvas are, and the place of each main sink [canvas, layer, head], −1 for none;
+    ``before``: places without compression.
+    """
+    with subscribed(model.network, watcher := Sums()):
+        peaks = torch.stack([one.amax((1, 2)) for one in residuals(model, tokens)]).amax(0)
+    columns = np.stack(watcher.layers, axis=1)
+    width = columns.shape[-1]
+    uniform = uniform_columns(width, np.full(columns.shape[1], width)) if model.family.causal else None
+    excess = excess_of(columns, uniform)
+    places = np.where(excess.max(-1) > EPSILON, excess.argmax(-1), -1)
+    before = places if before is None else before
+    numbers = {
+        "first": columns[..., 0].mean((1, 2)) / width,
+        "largest": columns.max(-1).mean((1, 2)) / width,
+        "heads": (places >= 0).mean((1, 2)),
+        "stay": ((places == before) & (before >= 0)).sum((1, 2)) / np.maximum((before >= 0).sum((1, 2)), 1),
+        "peak": peaks.numpy(),
+    }
+    return {name: [round(float(one), 4) for one in values] for name, values in numbers.items()}, places
+
+
+class Bench:
+    """A model with all that its arms share."""
+
+    def __init__(self, name: str, texts: Sequence[str], calibration: Sequence[str]) -> None:
+        self.model = model = sinkscope.load(name, dtype="float32")
+        self.calibration = calibration_canvases(model, windows(model, calibration, CALIBRATION))
+        self.dimension = massive_dimension(model, self.calibration)
+        width = model.network.config.hidden_size
+        self.random_dimension = (self.dimension + 1 + int(torch.randint(width - 1, (), generator=torch.Generator().manual_seed(3)))) % width
+        self.canvases = canvases_of(model, windows(model, texts, TEXTS), self.dimension)
+        self.watched = self.canvases["next" if model.family.causal else "0.5"]
+        self.places: np.ndarray | None = None
+
+    def head(self) -> dict[str, Any]:
+        """Return what rows of one table have in common."""
+        tokens = {name: one.massive.sum(1).tolist() for name, one in self.canvases.items()}
+        facts = {"texts": TEXTS, "width": WIDTH, "calibration": CALIBRATION, "group": _compressing.GROUP}
+        found = {"dimension": self.dimension, "random_dimension": self.random_dimension, "massive_tokens": tokens}
+        return {"model": self.model.card.name, "weights": weight_hash_of(self.model), **facts, **found}
+
+    def row(self, arm: Arm | None, problems: int = 0) -> dict[str, Any]:
+        """Return what an arm does; None compresses nothing."""
+        whole, acts = self._weights(arm)
+        dimension = {"dimension": self.dimension, "random dimension": self.random_dimension}.get(arm.kept if arm else "")
+        losses: dict[str, list[float]] = {}
+        with compressed(self.model, *whole, self.calibration, dimension) if whole else nullcontext({}) as change:
+
+            def rounding(canvases: Canvases | None) -> Any:
+                if acts is None:
+                    return nullcontext()
+                kept = {"tokens": "massive", "random tokens": "random"}.get(arm.kept if arm else "")
+                tokens = getattr(canvases, kept) if canvases and kept else None
+                return rounded_activations(self.model, *acts, tokens, dimension)
+
+            for name, canvases in self.canvases.items():
+                with rounding(canvases):
+                    losses[name] = [round(one, 5) for one in loss(self.model, canvases)]
+            with rounding(self.watched):
+                found, places = sinks(self.model, self.watched.tokens, self.places)
+            with rounding(None):
+                right = answers(self.model, problems) if problems else None
+        self.places = places if arm is None else self.places
+        named = vars(arm) if arm else vars(Arm("none", ""))
+        return {**named, **change, "loss": losses, "sinks": found, **({"right": right} if right else {})}
+
+    def _weights(self, arm: Arm | None) -> tuple[Any, Any]:
+        if arm is None:
+            return None, None
+        if arm.method != "activations":
+            return (arm.method, float(arm.level)), None
+        bits, of_activations, per = ACTIVATIONS[arm.level]
+        return ("rtn", bits), (of_activations, per)
+
+
+def answers(model: Any, problems: int) -> list[int]:
+    """Return which of the lab's problems a model solves, 1 or 0."""
+    task = find_task("lab-arith", {})
+    asked, right = task.problems()[:problems], []
+    for start in range(0, problems, BATCH):
+        some = asked[start : start + BATCH]
+        prompts = [task.prompt(one, start + number, 0) for number, one in enumerate(some)]
+        for one, found in zip(some, sinkscope.generate(model, prompts, **SETTINGS[model.card.name]), strict=True):
+            right.append(int(task.score(one, found.text).correct))
+    return right
+
+
+def run(name: str, texts: Sequence[str], calibration: Sequence[str]) -> dict[str, Any]:
+    """Measure the arms that are missing in a model's document, and write it after each."""
+    bench, path, lab = Bench(name, texts, calibration), OUT / f"{name}.json", name.startswith("lab-")
+    head, document = bench.head(), dict[str, Any](rows=[])
+    if path.exists():
+        document = json.loads(path.read_text())
+        if {one: document.get(one) for one in head} != head:
+            raise CallError(f"{path}: measured with other texts, weights or settings; move it away")
+    head, rows = {**made_by(), **head}, {Arm(one["method"], one["level"], one["kept"]): one for one in document["rows"]}
+
+    def measure(arm: Arm | None) -> dict[str, Any]:
+        key = arm or Arm("none", "")
+        if key not in rows or (arm is None and bench.places is None):
+            rows[key] = bench.row(arm, PROBLEMS if lab and key.kept == "nothing" else 0)
+            lines = ",\n ".join(json.dumps(one) for one in rows.values())
+            body = f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n {lines}\n]}}\n'
+            write_whole(path, body.encode(), CallError, "make room")
+            print(name, *vars(key).values(), f"{np.mean(list(rows[key]['loss'].values())):.3f} nats", flush=True)
+        return rows[key]
+
+    plain = np.mean(list(measure(None)["loss"].values()))
+    for arm in arms():
+        if np.mean(list(measure(arm)["loss"].values())) - plain > WORTH_KEEPING:
+            for kept in kept_arms(arm):
+                measure(kept)
+    return {**head, "rows": list(rows.values())}
+
+
+def read(path: Path | None) -> list[str]:
+    """Return the texts of JSON lines; without a file the lab's held-out problems, some in each text."""
+    if path is not None:
+        return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+    problems = [render(one) for one in held_out("lab-arith")]
+    return ["\n\n".join(problems[start : start + 4]) for start in range(0, len(problems), 4)]
+
+
+def main() -> None:
+    parser = Arguments(__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--texts", type=Path, default=None, help="held-out texts; the lab's problems when left out")
+    parser.add_argument("--calibration", type=Path, default=None, help="other texts; the last of --texts when left out")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    OUT.mkdir(parents=True, exist_ok=True)
+    texts = read(given.texts)
+    for name in given.models:
+        run(name, texts, texts[::-1] if given.calibration is None else read(given.calibration))
+
+
+if __name__ == "__main__":
+    run_script(main)
