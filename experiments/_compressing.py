@@ -215,7 +215,9 @@ def compressed(
                     layer.weight.copy_(change(name, layer.weight, None))
         zeros = sum(int((layer.weight == 0).sum()) for layer in layers.values())
         squares = sum(float((layer.weight.detach() - before[name]).pow(2).sum()) for name, layer in layers.items())
-        count, norm = (sum(ones) for ones in zip(*((one.numel(), float(one.pow(2).sum())) for one in before.values()), strict=True))
+        count, norm = (
+            sum(ones) for ones in zip(*((one.numel(), float(one.pow(2).sum())) for one in before.values()), strict=True)
+        )
         yield {"zeros": round(zeros / count, 4), "change": round((squares / norm) ** 0.5, 4)}
     finally:
         with torch.no_grad():
