@@ -7,8 +7,8 @@ Command   python experiments/compression.py smollm2 smollm2-diffusion --texts TE
           JSON lines with "text"; the lab's models take the lab's problems, and answer some. What is done is kept in
           results/compression; the same command goes on.
 Cost      the first 40 minutes of one core, the second 10.
-Measured  Loss in nats a token on 16 windows of 96 tokens: of the next token (causal), or of masked tokens, mean over
-          15, 50 and 85 % masked (diffusion; the same masks in all arms, never the first token). Calibration: 24 windows
+Measured  Loss in nats a token on 12 windows of 96 tokens: of the next token (causal), or of masked tokens, mean over
+          15, 50 and 85 % masked (diffusion; the same masks in all arms, never the first token). Calibration: 16 windows
           of other texts, for a diffusion model masked with t from 0 to 1. Sinks (diffusion: half masked): share of the
           first token and of the largest column, share of heads with a sink (ε = 3; causal by uniform attention), share
           of these whose main sink stays in its place, largest hidden value over the median of its layer.
@@ -26,6 +26,7 @@ Rules     Written down before the table was measured. Differences are paired by 
 Found     docs/compression.md
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -52,14 +53,10 @@ from sinkscope.runs.files import write_whole
 from sinkscope.sinks.definition import excess_of, uniform_columns
 
 OUT = Path(__file__).parents[1] / "results" / "compression"
-TEXTS, CALIBRATION, WIDTH = 16, 24, 96
+TEXTS, CALIBRATION, WIDTH = 12, 16, 96
 MASKED = (0.15, 0.5, 0.85)
 MASSIVE, WORTH_KEEPING, EPSILON = 100.0, 0.1, 3.0
 PROBLEMS, BATCH = 128, 64
-WEIGHTS = [
-    *((method, str(share)) for method in _compressing.PRUNING for share in (0.3, 0.5, 0.6)),
-    *((method, str(bits)) for method in _compressing.QUANTISING for bits in (8, 4, 3)),
-]
 ACTIVATIONS = {
     "w8a8-tensor": (8, 8, "tensor"),
     "w8a8": (8, 8, "token"),
@@ -79,7 +76,10 @@ class Arm:
 
 
 def arms() -> list[Arm]:
-    return [Arm(*one) for one in (*WEIGHTS, *(("activations", name) for name in ACTIVATIONS))]
+    """Return the arms without anything kept, those that tell most first."""
+    found = [Arm("activations", level) for level in ACTIVATIONS]
+    found += [Arm(method, str(bits)) for bits in (3, 4, 8) for method in _compressing.QUANTISING]
+    return found + [Arm(method, str(share)) for share in (0.5, 0.6, 0.3) for method in _compressing.PRUNING]
 
 
 def kept_arms(arm: Arm) -> list[Arm]:
@@ -200,7 +200,9 @@ class Sinks(Watcher):
         """
         columns = np.stack(self.layers, axis=1)
         width = columns.shape[-1]
-        excess = excess_of(columns, uniform_columns(width, np.full(columns.shape[1], width)) if self.causal else None)
+        uniform = uniform_columns(width, np.full(columns.shape[1], width)) if self.causal else None
+        even = None if uniform is None else np.broadcast_to(uniform, (len(columns), *uniform.shape))
+        excess = excess_of(columns, even)
         places = np.where(excess.max(-1) > EPSILON, excess.argmax(-1), -1)
         before = places if before is None else before
         found = {
@@ -231,7 +233,15 @@ class Bench:
     def head(self) -> dict[str, Any]:
         """Return what rows of one table have in common."""
         tokens = {name: one.massive.sum(1).tolist() for name, one in self.canvases.items()}
-        facts = {"texts": TEXTS, "width": WIDTH, "calibration": CALIBRATION, "group": _compressing.GROUP}
+        seen = [self.calibration, *(one.tokens for one in self.canvases.values())]
+        read = hashlib.sha256(b"".join(one.numpy().tobytes() for one in seen)).hexdigest()[:16]
+        facts = {
+            "canvases": read,
+            "texts": TEXTS,
+            "width": WIDTH,
+            "calibration": CALIBRATION,
+            "group": _compressing.GROUP,
+        }
         found = {"dimension": self.dimension, "random_dimension": self.random_dimension, "massive_tokens": tokens}
         return {"model": self.model.card.name, "weights": weight_hash_of(self.model), **facts, **found}
 
@@ -285,32 +295,45 @@ def answers(model: Any, problems: int) -> list[int]:
     return right
 
 
-def run(name: str, texts: Sequence[str], calibration: Sequence[str]) -> dict[str, Any]:
-    """Measure the arms that are missing in a model's document, and write it after each."""
-    bench, path, lab = Bench(name, texts, calibration), OUT / f"{name}.json", name.startswith("lab-")
-    head, document = bench.head(), dict[str, Any](rows=[])
-    if path.exists():
-        document = json.loads(path.read_text())
-        if {one: document.get(one) for one in head} != head:
-            raise CallError(f"{path}: measured with other texts, weights or settings; move it away")
-    head, rows = {**made_by(), **head}, {Arm(one["method"], one["level"], one["kept"]): one for one in document["rows"]}
+class Table:
+    """The document of one model, written after each row."""
 
-    def measure(arm: Arm | None) -> dict[str, Any]:
+    def __init__(self, name: str, texts: Sequence[str], calibration: Sequence[str]) -> None:
+        self.bench, self.path = Bench(name, texts, calibration), OUT / f"{name}.json"
+        self.problems = PROBLEMS if name.startswith("lab-") else 0
+        head, document = self.bench.head(), dict[str, Any](rows=[])
+        if self.path.exists():
+            document = json.loads(self.path.read_text())
+            if {one: document.get(one) for one in head} != head:
+                raise CallError(f"{self.path}: measured with other texts, weights or settings; move it away")
+        self.head = {**made_by(), **head}
+        self.rows = {Arm(one["method"], one["level"], one["kept"]): one for one in document["rows"]}
+        self.plain = self.measure(None)  # again, for the places of the sinks
+
+    def measure(self, arm: Arm | None) -> float:
+        """Return the loss of an arm, which is measured and written where it is missing."""
         key = arm or Arm("none", "")
-        if key not in rows or (arm is None and bench.places is None):
-            rows[key] = bench.row(arm, PROBLEMS if lab and key.kept == "nothing" else 0)
-            lines = ",\n ".join(json.dumps(one) for one in rows.values())
-            body = f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n {lines}\n]}}\n'
-            write_whole(path, body.encode(), CallError, "make room")
-            print(name, *vars(key).values(), f"{np.mean(list(rows[key]['loss'].values())):.3f} nats", flush=True)
-        return rows[key]
+        if key not in self.rows or arm is None:
+            row = self.bench.row(arm, self.problems if key.kept == "nothing" and key not in self.rows else 0)
+            self.rows.setdefault(key, row)
+            lines = ",\n ".join(map(json.dumps, self.rows.values()))
+            body = f'{json.dumps(self.head, indent=1)[:-2]},\n "rows": [\n {lines}\n]}}\n'
+            write_whole(self.path, body.encode(), CallError, "make room")
+            print(self.path.stem, *vars(key).values(), f"{np.mean(list(row['loss'].values())):.3f} nats", flush=True)
+        return float(np.mean(list(self.rows[key]["loss"].values())))
 
-    plain = np.mean(list(measure(None)["loss"].values()))
+
+def run(names: Sequence[str], texts: Sequence[str], calibration: Sequence[str]) -> None:
+    """Measure the arms that are missing in the models' documents."""
+    tables = [Table(name, texts, calibration) for name in names]
     for arm in arms():
-        if np.mean(list(measure(arm)["loss"].values())) - plain > WORTH_KEEPING:
-            for kept in kept_arms(arm):
-                measure(kept)
-    return {**head, "rows": list(rows.values())}
+        for table in tables:
+            table.measure(arm)
+    for arm in arms():
+        for table in tables:
+            if table.measure(arm) - table.plain > WORTH_KEEPING:
+                for kept in kept_arms(arm):
+                    table.measure(kept)
 
 
 def read(path: Path | None) -> list[str]:
@@ -330,8 +353,7 @@ def main() -> None:
     torch.set_num_threads(1)
     OUT.mkdir(parents=True, exist_ok=True)
     texts = read(given.texts)
-    for name in given.models:
-        run(name, texts, texts[::-1] if given.calibration is None else read(given.calibration))
+    run(given.models, texts, texts[::-1] if given.calibration is None else read(given.calibration))
 
 
 if __name__ == "__main__":

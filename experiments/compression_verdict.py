@@ -113,7 +113,7 @@ def page() -> tuple[str, dict[str, Any]]:
         "# Everything that was measured about compression\n",
         "`python experiments/compression_verdict.py` writes this page from the JSON files beside it; rules, settings and "
         "commands: `experiments/compression.py`;\n[docs/compression.md](../../docs/compression.md) says what it means. Rises "
-        "of the loss in nats a token, with 95 % intervals over 16 texts; p after Holm.\n",
+        "of the loss in nats a token, with 95 % intervals over 12 texts; p after Holm.\n",
         "## Nothing kept\n",
         "| method | level | causal | | diffusion | | causal − diffusion | p | breaks alone |\n|---|---|--:|---|--:|---|--:|--:|---|",
     ]
