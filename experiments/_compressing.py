@@ -15,7 +15,8 @@ Quantisation (bits; scale and zero point of each `GROUP` weights of a row, as mo
     rtn with activations   the inputs of every layer too, symmetric, with one scale a canvas or one a token
 
 Masks equal locuslab/wanda 8e8fc87 and VILA-Lab/Sink-Aware-Pruning 6ef32c9, GPTQ's weights IST-DASLab/gptq 2d65066, on
-small random layers (tests/experiments/fixtures/compression.json).
+small random layers (tests/experiments/fixtures/compression.json). Rounding equals torchao 0.18.0 to the bit (asymmetric,
+blocks of 1 × 64, random weights; tried once).
 
 *Kept* is one dimension of the residual stream (the columns that read it, the rows that write it, and the activations in
 it), or the activations of chosen tokens; what is kept counts for no scale.
