@@ -196,7 +196,7 @@ def compressed(
     layers = linears_of(model.network.model.layers)
     before = {name: layer.weight.detach().clone() for name, layer in layers.items()}
 
-    def change(name: str, weight: Tensor, inputs: Tensor | None) -> Tensor:
+    def change(name: str, weight: Tensor, inputs: Any) -> Tensor:
         kept = kept_weights(name, weight, dimension)
         if method == "rtn":
             return rounded(weight, int(level), kept)

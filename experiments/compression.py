@@ -78,9 +78,11 @@ class Arm:
 
 def arms() -> list[Arm]:
     """Return the arms without anything kept, those that tell most first."""
-    found = [Arm("activations", level) for level in ACTIVATIONS]
-    found += [Arm(method, str(bits)) for bits in (3, 4, 8) for method in _compressing.QUANTISING]
-    return found + [Arm(method, str(share)) for share in (0.5, 0.6, 0.3) for method in _compressing.PRUNING]
+    shares = (0.5,), (0.6, 0.3)
+    parts = [[Arm(method, str(one)) for one in some for method in _compressing.PRUNING] for some in shares]
+    bits = [[Arm(method, str(one)) for method in _compressing.QUANTISING] for one in (3, 4, 8)]
+    first, *others = (Arm("activations", level) for level in ACTIVATIONS)
+    return [first, *bits[0], *parts[0], *bits[1], *others, *parts[1], *bits[2]]
 
 
 def kept_arms(arm: Arm) -> list[Arm]:
@@ -327,9 +329,6 @@ class Table:
 def run(names: Sequence[str], texts: Sequence[str], calibration: Sequence[str]) -> None:
     """Measure the arms that are missing in the models' documents."""
     tables = [Table(name, texts, calibration) for name in names]
-    for arm in arms():
-        for table in tables:
-            table.measure(arm)
     for arm in arms():
         for table in tables:
             if table.measure(arm) - table.plain > WORTH_KEEPING:
