@@ -302,7 +302,7 @@ class Table:
     """The document of one model, written after each row."""
 
     def __init__(self, name: str, texts: Sequence[str], calibration: Sequence[str]) -> None:
-        self.bench, self.path = Bench(name, texts, calibration), OUT / f"{name}.json"
+        self.bench, self.path = Bench(name, texts, calibration), OUT / f"{Path(name).name}.json"
         self.problems = PROBLEMS if name.startswith("lab-") else 0
         head, document = self.bench.head(), dict[str, Any](rows=[])
         if self.path.exists():

@@ -1,6 +1,6 @@
 """The verdict on compression, by the rules that `compression.py` fixed, from the tables that it wrote.
 
-Command   python experiments/compression_verdict.py        # writes results/compression/README.md and verdict.json
+Command   python experiments/compression_verdict.py [CAUSAL SIBLING]     # writes README.md and verdict.json beside them
 """
 
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _settings import run_script
+from _settings import Arguments, run_script
 from compression import OUT, Arm
 
 from sinkscope.evaluation.paired_tests import holm, p_text, paired_difference, points
 from sinkscope.statistics.intervals import interval_of_means
 
 BREAKS, HALF = 0.5, 0.5
-CAUSAL, SIBLING = "smollm2", "smollm2-diffusion"
+PAIR = ("smollm2", "smollm2-diffusion")
 LAB = ("lab-autoregressive", "lab-diffusion")
 SINKS = ("heads", "first", "largest", "stay", "peak")
 Rows = Mapping[Arm, Mapping[str, Any]]
@@ -104,11 +104,11 @@ def _of(arm: Arm) -> tuple[str, str]:
     return arm.method, arm.level
 
 
-def page() -> tuple[str, dict[str, Any]]:
+def page(causal: str, sibling: str) -> tuple[str, dict[str, Any]]:
     """Return the page of all results, and the verdicts as plain values."""
-    tables = {name: rows_of(name) for name in (CAUSAL, SIBLING)}
+    tables = {name: rows_of(name) for name in (causal, sibling)}
     found = {name: rises(rows) for name, rows in tables.items()}
-    first = breaking(found[CAUSAL], found[SIBLING])
+    first = breaking(found[causal], found[sibling])
     lines = [
         "# Everything that was measured about compression\n",
         "`python experiments/compression_verdict.py` writes this page from the JSON files beside it; rules, settings and "
@@ -122,7 +122,7 @@ def page() -> tuple[str, dict[str, Any]]:
         cells = (*_of(one["arm"]), left.text, fate(left), right.text, fate(right), apart.text, p_text(apart.p))
         lines.append(f"| {' | '.join(cells)} | {'**yes**' if one['alone'] else 'no'} |")
     verdicts: dict[str, Any] = {"alone": [_of(one["arm"]) for one in first if one["alone"]]}
-    for name, kind in ((CAUSAL, "causal"), (SIBLING, "diffusion")):
+    for name, kind in ((causal, "causal"), (sibling, "diffusion")):
         lines += [
             f"\n## Kept in full precision, {kind} model\n",
             "| method | level | without | kept | taken back | more than its control | p | the reason |\n|---|---|---|---|--:|--:|--:|---|",
@@ -173,9 +173,11 @@ def _lab() -> list[str]:
 
 
 def main() -> None:
-    text, verdicts = page()
-    (Path(OUT) / "README.md").write_text(text)
-    (Path(OUT) / "verdict.json").write_text(json.dumps(verdicts, indent=1) + "\n")
+    parser = Arguments(__doc__)
+    parser.add_argument("models", nargs="*", default=PAIR)
+    text, verdicts = page(*(Path(name).name for name in parser.parse_args().models))
+    (OUT / "README.md").write_text(text)
+    (OUT / "verdict.json").write_text(json.dumps(verdicts, indent=1) + "\n")
     print(json.dumps(verdicts))
 
 
