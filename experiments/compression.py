@@ -6,7 +6,7 @@ Command   python experiments/compression.py smollm2 smollm2-diffusion --texts TE
           python experiments/compression.py lab-autoregressive lab-diffusion
           JSON lines with "text"; the lab's models take the lab's problems, and answer some. What is done is kept in
           results/compression; the same command goes on.
-Cost      the first 40 minutes of one core, the second 10.
+Cost      the first about 40 minutes of one idle core, the second 20 (estimates; measured on a busy machine).
 Measured  Loss in nats a token on 12 windows of 96 tokens: of the next token (causal), or of masked tokens, mean over
           15, 50 and 85 % masked (diffusion; the same masks in all arms, never the first token). Calibration: 16 windows
           of other texts, for a diffusion model masked with t from 0 to 1. Sinks (diffusion: half masked): share of the

@@ -79,6 +79,7 @@ CONTENTS = {
         "docs/interventions",
         "docs/sink-token",
         "docs/caches",
+        "docs/compression",
         "docs/evaluation",
     ],
     "Models": ["docs/models", "docs/any-model", "docs/quirks", "docs/lab"],
