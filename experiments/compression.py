@@ -167,16 +167,6 @@ def canvases_of(model: Any, tokens: Tensor, dimension: int) -> dict[str, Canvase
     return found
 
 
-class Sums(Watcher):
-    """The column sums of each layer, [canvas, head, key]."""
-
-    def __init__(self) -> None:
-        self.layers: list[np.ndarray] = []
-
-    def watch(self, call: LayerCall, columns: Columns) -> None:
-        self.layers.append(columns.sums[:, :, call.groups.index("all")].double().numpy())
-
-
 @torch.no_grad()
 def loss(model: Any, canvases: Canvases) -> list[float]:
     """Return the mean loss of each canvas's judged tokens, in nats."""

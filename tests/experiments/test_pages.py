@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import claims_page
+import compression_verdict
 import hiding_page
 import pytest
 import substitutes_page
@@ -20,6 +21,7 @@ def test_the_pages_are_what_the_results_say():
     assert hiding_page.PAGE.read_text() == hiding_page.page(hiding_page.read())
     assert {name for name, _ in hiding_page.SECTIONS} == set(hiding_page.read())
     assert substitutes_page.PAGE.read_text() == substitutes_page.page()
+    assert (compression_verdict.OUT / "README.md").read_text() == compression_verdict.page(*compression_verdict.PAIR)[0]
 
 
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if not name.endswith("_page")])
