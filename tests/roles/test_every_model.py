@@ -17,6 +17,7 @@ from sinkscope.roles.probes import Probe, make_probes
 from sinkscope.roles.removal import (
     REMOVALS,
     Removal,
+    Sights,
     described_head,
     divergences,
     look,
@@ -81,8 +82,8 @@ def check_files(model, folder):
     heads = [(layer, 0) for layer in range(model.card.layers)]
     found = {
         "choose": sinks_by_head(probes, model, rules),
-        "judge": measure_heads(probes, heads, model, rules, REMOVALS, 0),
-        "together": measure_together(probes, {"all": heads}, model, rules, 0),
+        "judge": measure_heads(probes, heads, Sights(model), rules, REMOVALS, 0),
+        "together": measure_together(probes, {"all": heads}, Sights(model), rules, 0),
     }
     for kind, rows in found.items():
         stored = Items(folder / kind, "a run")

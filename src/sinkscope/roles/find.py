@@ -29,7 +29,16 @@ from sinkscope.models.devices import is_out_of_memory, own_defaults
 from sinkscope.models.fingerprints import fingerprints, weight_hash_of
 from sinkscope.roles.head_roles import ROLES, Estimate, HeadRole, Need, Roles, Rules, decide
 from sinkscope.roles.probes import CANVASES, Probe, check_probe, make_probes
-from sinkscope.roles.removal import MOST_HIDDEN, REMOVALS, Heads, Rows, measure_heads, measure_together, sinks_by_head
+from sinkscope.roles.removal import (
+    MOST_HIDDEN,
+    REMOVALS,
+    Heads,
+    Rows,
+    Sights,
+    measure_heads,
+    measure_together,
+    sinks_by_head,
+)
 from sinkscope.runs.files import checksum_of
 from sinkscope.runs.folder import Items, run_folder
 from sinkscope.sinks.definition import text_of
@@ -41,7 +50,7 @@ MEASURED = 7
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 KINDS = {"judge": REMOVALS, "top": ("top.4",), "fewer": ("top.2", "top.3"), "more": ("top.6", "top.8")}
-LATER = {"judge": 4, "top": 6, "fewer": 2, "more": 0}
+LATER = {"judge": 5, "top": 6, "fewer": 2, "more": 0}
 """How many removals later kinds are expected to make of each head left open, half of all where it is not known."""
 Asked = Heads | Mapping[str, Heads]
 Measure = Callable[[str, Heads], dict[int, Rows]]
@@ -108,6 +117,7 @@ def find_roles(
     canvases = 1 if model.family.causal else canvases
     progress = _Progress(model, canvases, rules.changed, on_progress)
     how: dict[str, Any] = {"rows": rows, "on_row": progress.count}
+    see = Sights(model)
 
     def measured(number: int, kind: str, heads: Asked) -> Rows | None:
         asked = heads if isinstance(heads, Mapping) else {"": heads}
@@ -118,7 +128,7 @@ def find_roles(
         try:
             if number not in probes:
                 probes[number] = make_probes(model, prompts[number], number, canvases, **settings)
-            found = _measure(kind, probes[number], heads, model, rules, control_seed, how)
+            found = _measure(kind, probes[number], heads, see, rules, control_seed, how)
         except (SinkscopeError, RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise
@@ -167,13 +177,13 @@ def find_roles(
 
 
 def _measure(
-    kind: str, probes: Sequence[Probe], heads: Asked, model: Model, rules: Rules, seed: int, how: dict[str, Any]
+    kind: str, probes: Sequence[Probe], heads: Asked, see: Sights, rules: Rules, seed: int, how: dict[str, Any]
 ) -> Rows:
     if kind == "choose":
-        return sinks_by_head(probes, model, rules)
+        return sinks_by_head(probes, see.model, rules)
     if isinstance(heads, Mapping):
-        return measure_together(probes, heads, model, rules, seed, rows=how["rows"])
-    return measure_heads(probes, heads, model, rules, KINDS[kind], seed, **how)
+        return measure_together(probes, heads, see, rules, seed, rows=how["rows"])
+    return measure_heads(probes, heads, see, rules, KINDS[kind], seed, **how)
 
 
 def _judge(model: Model, heads: Heads, rules: Rules, measure: Measure) -> tuple[tuple[HeadRole, ...], dict[int, Rows]]:
@@ -308,10 +318,11 @@ def find_roles_on(
     prompts = {number: [one for one in probes if one.prompt == number] for number in sorted({p.prompt for p in probes})}
     chosen = [sinks_by_head(mine, model, rules) for number, mine in prompts.items() if number % 2 == 0]
     heads, shape = _lasting(chosen, rules)
+    see = Sights(model)
     judges = {number: mine for number, mine in prompts.items() if number % 2}
 
     def measure(kind: str, some: Heads) -> dict[int, Rows]:
-        how = (some, model, rules, control_seed, {"rows": rows})
+        how = (some, see, rules, control_seed, {"rows": rows})
         return {number: _measure(kind, mine, *how) for number, mine in judges.items()}
 
     found, judged = _judge(model, heads, rules, measure)

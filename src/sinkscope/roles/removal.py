@@ -159,6 +159,25 @@ def look(model: Model, probe: Probe) -> Sight:
     return Sight(**arrays, log_probabilities=said, outputs=tuple(outputs), stored=tuple(stored))
 
 
+class Sights:
+    """Looks at each canvas once, as long as what is kept of them fits into ``most`` bytes."""
+
+    def __init__(self, model: Model, most: int = 2**30) -> None:
+        self.model, self.room = model, most
+        self.kept: dict[Probe, Sight] = {}
+
+    def __call__(self, probe: Probe) -> Sight:
+        if (known := self.kept.get(probe)) is not None:
+            return known
+        sight = look(self.model, probe)
+        tensors = (sight.log_probabilities, *sight.outputs, *(one for pair in sight.stored for one in pair))
+        size = sum(one.nbytes for one in tensors) + 8 * sight.columns.nbytes
+        if size <= self.room:
+            self.room -= size
+            self.kept[probe] = sight
+        return sight
+
+
 REMOVALS = ("sink", "sink.zero", "rowmass", "rowmass.zero", "random")
 TOKENS = 512
 """Tokens of one forward call on a CPU, where more at once are no faster."""
@@ -282,18 +301,18 @@ def sinks_by_head(probes: Sequence[Probe], model: Model, rules: Rules) -> Rows:
 
 
 def measure_heads(
-    probes: Sequence[Probe], heads: Heads, model: Model, rules: Rules, kinds: Sequence[str], seed: int, **how: Any
+    probes: Sequence[Probe], heads: Heads, see: Sights, rules: Rules, kinds: Sequence[str], seed: int, **how: Any
 ) -> Rows:
     """Return one row for each canvas and head, with removals of some kinds; ``how`` is for `divergences`."""
     found = []
     for probe in probes:
-        sight = look(model, probe)
+        sight = see(probe)
         sinks = sight.sinks(rules.excess)
         of_heads = {at: {"prompt": probe.prompt, "layer": at[0], "head": at[1]} for at in heads}
         with_sink = [at for at in heads if sinks[at].any()]
         removals = [one for at in with_sink for one in removals_of(sight, sinks[at], *at, seed + probe.prompt)]
         removals = [one for one in removals if one.name in kinds]
-        kl, kept = divergences(model, probe, sight, [[one] for one in removals], **how)
+        kl, kept = divergences(see.model, probe, sight, [[one] for one in removals], **how)
         for one, nats, share in zip(removals, kl.tolist(), kept.tolist(), strict=True):
             at = one.layer, one.head
             of_heads[at] |= {f"kl.{one.name}": nats, f"kept.{one.name}": share}
@@ -332,19 +351,19 @@ def described_head(
 
 
 def measure_together(
-    probes: Sequence[Probe], classes: Mapping[str, Heads], model: Model, rules: Rules, seed: int, **how: Any
+    probes: Sequence[Probe], classes: Mapping[str, Heads], see: Sights, rules: Rules, seed: int, **how: Any
 ) -> Rows:
     """Return the change of the predictions on each canvas when the sinks of all heads of a class are hidden at once;
     a row for each canvas and ``class``.
     """
     found, names = [], REMOVALS[:4]
     for probe in probes:
-        sight = look(model, probe)
+        sight = see(probe)
         sinks, draws = sight.sinks(rules.excess), seed + probe.prompt
         for kind, heads in classes.items():
             every = [one for at in heads if sinks[at].any() for one in removals_of(sight, sinks[at], *at, draws)]
             groups = [[one for one in every if one.name == name] for name in names]
-            numbers = dict(zip(("kl", "kept"), divergences(model, probe, sight, groups, **how), strict=True))
+            numbers = dict(zip(("kl", "kept"), divergences(see.model, probe, sight, groups, **how), strict=True))
             found.append(
                 {"class": kind}
                 | {f"{key}.{name}": float(of[at]) for key, of in numbers.items() for at, name in enumerate(names)}
