@@ -162,9 +162,9 @@ def find_roles(
             for name in ("dispensable", *ROLES)
             if len(some := [(one.layer, one.head) for one in found if name in (one.need, one.role)]) > 1
         }
-        costs = [rows for number in judged if classes and (rows := measured(number, "together", classes)) is not None]
+        costs = [one for number in judged if classes and (one := measured(number, "together", classes)) is not None]
         together = {
-            name: estimates([[row for row in rows if row["class"] == name] for rows in costs])
+            name: estimates([[row for row in one if row["class"] == name] for one in costs])
             for name in classes
             if costs
         }
