@@ -17,8 +17,8 @@ Kept      *dimension*: the one of the residual stream with the largest value ove
           largest value or more, without compression. Their controls: a random dimension, as many random tokens of the
           canvas. Measured where the loss without rises by more than 0.1 nats.
 Rules     Written down when rtn at 3 bits and w8a8-tensor had been tried without anything kept, and nothing else of these
-          models. (16 texts became 12, to save time.) Differences are paired by text, with 95 % intervals (BCa) and
-          Wilcoxon's test after Holm, over all arms without anything kept.
+          models. (16 texts became 12, and 24 of calibration 16, to save time.) Differences are paired by text, with 95 %
+          intervals (BCa) and Wilcoxon's test after Holm, over all arms without anything kept.
           An arm *breaks* a model where the interval of its rise lies above 0.5 nats, *spares* it where it lies below.
           The causal model *breaks alone* where it breaks, its sibling is spared, and its rise is the larger (p < .05).
           *The sink is the reason* for an arm that breaks the causal model, where something kept takes back half of the

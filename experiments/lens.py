@@ -54,7 +54,9 @@ def main():
         found = sinkscope.lens(model, folders, every=asked.every)
     asked.out.mkdir(parents=True, exist_ok=True)
     name += "-without-runs" * asked.without_runs
-    (asked.out / f"{name}.json").write_text(json.dumps(rounded(found.as_dict()), ensure_ascii=False) + "\n")
+    (asked.out / f"{name}.json").write_text(
+        json.dumps(rounded(found.as_dict() | {"model": name}), ensure_ascii=False) + "\n"
+    )
     print(found.headline())
 
 

@@ -20,7 +20,9 @@ Measured  ``follows``: the share of the way from a query's own preference (atten
           donor. A ratio of means over prompts, with 95 % intervals over prompts.
 Rule      Content is the cause where it follows by more than a half and position by less than a half, by their
           intervals; position the other way round; else both, or neither. Fixed before the first run, with a tenth in
-          place of a twentieth, which left half a head a canvas in six prompts of lab-diffusion.
+          place of a twentieth, which left half a head a canvas in six prompts of lab-diffusion. Changed after results
+          had been seen: the way is that to the donor's own preference (those six prompts), and of changed inputs that
+          to the nearest donor (a first run of smollm2-diffusion).
 Found     docs/transplant.md
 """
 
@@ -215,7 +217,7 @@ def main() -> None:
     shares = {name: [one.mean, one.low, one.high] for name, one in means.items() if not name.startswith("layer")}
     found = {"shares": shares, "follows": follows(by_prompt)}
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    head = {**made_by(), "model": model.card.name, "settings": settings, "prompts": len(by_prompt)}
+    head = {**made_by(), "model": Path(model.card.name).name, "settings": settings, "prompts": len(by_prompt)}
     given.out.write_text(json.dumps(rounded({**head, **found})) + "\n")
     for what, rows in found.items():
         for name, (mean, low, high) in rows.items():

@@ -76,7 +76,10 @@ def main() -> None:
         folder = WORK / "transplant" / given.out.stem
         found = transplant_on(model, probes, by=given.by, out=folder, on_prompt=bar.update)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(rounded({**made_by(), "settings": settings, **found.as_dict()})) + "\n")
+    given.out.write_text(
+        json.dumps(rounded({**made_by(), "settings": settings, **found.as_dict(), "model": Path(found.model).name}))
+        + "\n"
+    )
     for one in found.rows:
         if one.group == "model" or one.donor == "prompt":
             numbers = (one.sink, one.plain, one.sink_over_plain, one.sink_over_zero)

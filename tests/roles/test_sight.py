@@ -10,7 +10,7 @@ from closeness import assert_close, terms_of, tolerance
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from sinkscope.roles.probes import make_probes, predictions
-from sinkscope.roles.removal import Removal, divergences, look
+from sinkscope.roles.removal import Removal, Sights, divergences, look
 
 PROMPT = [5, 30, 31, 32, 40, 41, 7]
 
@@ -127,3 +127,9 @@ def test_probes_are_canvases_of_the_generation(diffusion, autoregressive):
     (probe,) = make_probes(autoregressive, PROMPT, length=12)
     first = len(PROMPT) - 1
     assert not probe.readers[:first].any() and probe.readers[first:-1].all() and not probe.readers[-1]
+
+
+def test_a_canvas_is_looked_at_once_as_far_as_memory_allows(model, probe):
+    see, forgets = Sights(model), Sights(model, most=0)
+    assert see(probe) is see(probe) and see.room < 2**30
+    assert forgets(probe) is not forgets(probe) and not forgets.kept
