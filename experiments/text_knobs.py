@@ -49,7 +49,7 @@ from sinkscope.models.loading import model_of
 from sinkscope.roles import ROLES, find_roles_on
 from sinkscope.sinks import movement_test
 
-TOLD = ("share", "norm_ratio", "kl.sink.zero", "kl.sink", "kl.rowmass", "kl.rowmass.zero", "kl.random")
+TOLD = ("share", "norm_ratio", "kl.sink.zero", "kl.sink", "kl.rowmass", "kl.rowmass.zero")
 UPDATES = 2500
 WINDOWS = 24
 GENERATIONS, PROMPT, WRITTEN = 8, 128, 64

@@ -100,7 +100,7 @@ def test_a_dry_run_counts_forward_calls_and_writes_nothing(run, diffusion_folder
     status, output, _ = run("roles", diffusion_folder, "--prompts", prompts, "--dry-run", "--json", *SETTINGS)
     cost = json.loads(output)
     assert status == 0 and cost["generation"] == 10 * 16
-    assert cost["rows"] == 5 * (15 * 10 + 5 * 4)  # 5 classes are hidden together
+    assert cost["rows"] == 5 * (15 * 9 + 5 * 4)  # 5 classes are hidden together
     assert 0 < cost["passes"] < cost["rows"] and cost["seconds"] > 0 and cost["prompt_tokens"] > 5
     arguments = ("roles", diffusion_folder, "--prompts", prompts, "--dry-run", *SETTINGS)
     assert "seconds on this CPU (1 thread) in float32" in run(*arguments)[1]

@@ -125,7 +125,7 @@ def test_a_prompt_that_fails_does_not_lose_the_others_unless_too_few_are_left(fo
 def test_without_memory_fewer_rows_share_a_call_and_no_prompt_fails(folder, monkeypatch):
     model, _, prompts = _networks_by_hand.make(folder / "1-3", "idle", 1, 3, 0)
     expected = find_roles(model, prompts, **SETTINGS)
-    forward, most, refused = type(model.network.model).forward, 4, []
+    forward, most, refused = type(model.network.model).forward, 3, []
 
     def with_little_memory(self, input_ids=None, **others):
         if len(input_ids) > most:
@@ -135,7 +135,7 @@ def test_without_memory_fewer_rows_share_a_call_and_no_prompt_fails(folder, monk
 
     monkeypatch.setattr(type(model.network.model), "forward", with_little_memory)
     found = find_roles(model, prompts, rows=32, **SETTINGS)
-    assert set(refused) == {5} and not found.failed, "five, then two to a call"
+    assert set(refused) == {4} and not found.failed, "four, then two to a call"
     assert [one.role for one in found.heads] == [one.role for one in expected.heads] and found.judged == 5
     most = 0
     with pytest.raises(RuntimeError, match="can't allocate memory"):
@@ -170,7 +170,7 @@ def test_controls_hold_as_much_attention_as_the_sink_and_are_no_sinks(diffusion,
         is_sink = np.isin(np.arange(len(rows)), sight.order[layer, head, :sinks])
         by_name = {one.name: one for one in removals_of(sight, is_sink, layer, head, seed=0)}
         (top,), matched = np.flatnonzero(by_name["sink"].keys), by_name["rowmass"].keys
-        assert not matched[top] and not by_name["random"].keys[top] and by_name["random"].keys.sum() == 1
+        assert not matched[top]
         assert np.array_equal(matched, by_name["rowmass.zero"].keys) and not (matched & is_sink).any()
         assert by_name["rowmass.zero"].zeroed and not by_name["rowmass"].zeroed
         wanted = min(rows[top], rows[~is_sink].sum() - (0 if sinks else rows[top]))

@@ -42,7 +42,6 @@ MEASURED = {
     "kl.sink": "where the sink is hidden",
     "kl.rowmass.zero": "where the control's output is lost",
     "kl.rowmass": "where the control is hidden",
-    "kl.random": "where one random key is hidden",
     **{f"kl.top.{many}": f"where the {many} largest columns are hidden" for many in (2, 3, 4, 6, 8)},
 }
 UNMATCHED = "the control's keys hold much less attention than the sink, so that it says little"
@@ -53,7 +52,7 @@ class Roles(command.Command):
     """Measure whether each sink can go and what it adds, with evidence; the same command resumes after a kill.
 
     A head is listed where it has a sink in nine of ten canvases. Its sink is taken from that head alone, and the change
-    of the model's predictions is measured beside two controls; at the end the sinks of each class are hidden together.
+    of the model's predictions is measured beside a control; at the end the sinks of each class are hidden together.
     It needs at least ten prompts. A bundled model writes 32 tokens in blocks of 16, where no length is given.
 
     Attributes:

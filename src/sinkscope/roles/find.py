@@ -46,7 +46,7 @@ from sinkscope.sinks.finding import rule_of
 from sinkscope.statistics.intervals import LEAST_PROMPTS, interval_of_means, known
 
 LEAST = 2 * LEAST_PROMPTS
-MEASURED = 7
+MEASURED = 8
 """Changes with the measurements of a prompt, so that a folder of an earlier version is not resumed."""
 MATCHED_OVER = "kl.rowmass.zero over kl.sink.zero"
 KINDS = {"judge": REMOVALS, "top": ("top.4",), "fewer": ("top.2", "top.3"), "more": ("top.6", "top.8")}

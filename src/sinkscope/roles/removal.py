@@ -178,7 +178,7 @@ class Sights:
         return sight
 
 
-REMOVALS = ("sink", "sink.zero", "rowmass", "rowmass.zero", "random")
+REMOVALS = ("sink", "sink.zero", "rowmass", "rowmass.zero")
 TOKENS = 512
 """Tokens of one forward call on a CPU, where more at once are no faster."""
 MOST_HIDDEN = (2, 3, 4, 6, 8)
@@ -202,8 +202,8 @@ def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head:
     """Return the removals from one head on one canvas, whose ``sinks`` these are.
 
     ``sink``: the key with the largest column (causal: over uniform attention). ``rowmass``: random keys that are no
-    sinks (these may be substitutes), until they hold as much of the readers' attention. ``random``: one. ``top.K``: the
-    K largest columns.
+    sinks (these may be substitutes), until they hold as much of the readers' attention. ``top.K``: the K largest
+    columns.
     """
     keys = sight.columns.shape[-1]
     order = sight.order[layer, head]
@@ -223,7 +223,6 @@ def removals_of(sight: Sight, sinks: Bool[np.ndarray, " key"], layer: int, head:
         of("sink.zero", top, zeroed=True),
         of("rowmass", matched),
         of("rowmass.zero", matched, zeroed=True),
-        of("random", others[0]),
         *(of(f"top.{many}", order[:many]) for many in MOST_HIDDEN if many < keys),
     ]
 
@@ -356,16 +355,16 @@ def measure_together(
     """Return the change of the predictions on each canvas when the sinks of all heads of a class are hidden at once;
     a row for each canvas and ``class``.
     """
-    found, names = [], REMOVALS[:4]
+    found = []
     for probe in probes:
         sight = see(probe)
         sinks, draws = sight.sinks(rules.excess), seed + probe.prompt
         for kind, heads in classes.items():
             every = [one for at in heads if sinks[at].any() for one in removals_of(sight, sinks[at], *at, draws)]
-            groups = [[one for one in every if one.name == name] for name in names]
+            groups = [[one for one in every if one.name == name] for name in REMOVALS]
             numbers = dict(zip(("kl", "kept"), divergences(see.model, probe, sight, groups, **how), strict=True))
             found.append(
                 {"class": kind}
-                | {f"{key}.{name}": float(of[at]) for key, of in numbers.items() for at, name in enumerate(names)}
+                | {f"{key}.{name}": float(of[at]) for key, of in numbers.items() for at, name in enumerate(REMOVALS)}
             )
     return found
