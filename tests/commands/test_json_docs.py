@@ -31,7 +31,7 @@ def expanded(keys):
     """Keys written with braces, one by one: `a.{b,c}[]` is a.b[] and a.c[]."""
     before, brace, rest = keys.partition("{")
     within, _, after = rest.partition("}")
-    return [before + one + after for one in within.split(",")] if brace else [keys]
+    return [key for one in within.split(",") for key in expanded(before + one + after)] if brace else [keys]
 
 
 def paths(value, at=""):
