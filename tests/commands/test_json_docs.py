@@ -16,10 +16,10 @@ PROMPT = "Q: Tom has 7 apples.\nA:"
 
 
 def documented(page, title):
-    """Paths in the tables under a heading: (always there, sometimes there)."""
+    """Paths in the list under a heading, before each colon: (always there, sometimes there)."""
     (section,) = re.findall(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
     always, sometimes = [], []
-    for cell in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE):
+    for cell in re.findall(r"^\* (`[^:\n]*)", section, re.MULTILINE):
         words = re.sub(r"`[^`]*`|,", "", cell).strip()
         (sometimes if words else always).extend(
             key for keys in re.findall(r"`([^`]+)`", cell) for key in expanded(keys)
@@ -31,7 +31,7 @@ def expanded(keys):
     """Keys written with braces, one by one: `a.{b,c}[]` is a.b[] and a.c[]."""
     before, brace, rest = keys.partition("{")
     within, _, after = rest.partition("}")
-    return [before + one + after for one in within.split(",")] if brace else [keys]
+    return [key for one in within.split(",") for key in expanded(before + one + after)] if brace else [keys]
 
 
 def paths(value, at=""):
