@@ -154,7 +154,7 @@ def test_a_second_generation_is_refused(diffusion, told):
 
 def test_a_network_without_a_mask_token_is_refused(autoregressive):
     with (
-        pytest.raises(CallError, match="mask_id: expected the mask token, found none in LlamaForCausalLM"),
+        pytest.raises(CallError, match="mask_id: expected the mask token, found None for LlamaForCausalLM"),
         sinkscope.following(autoregressive),
     ):
         pass

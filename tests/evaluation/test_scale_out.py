@@ -177,12 +177,6 @@ def test_what_is_refused_before_a_job_waits(more, options, message, tmp_path):
     assert not (tmp_path / "r" / "run.json").exists()
 
 
-def test_jobs_without_submitit(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(CallError, match=r"not installed: pip install 'sinkscope\[slurm\]'"):
-        run_in_jobs("m", "cpu", None, {**ARGUMENTS, "out": tmp_path / "r"}, 1, "slurm", "")
-
-
 def test_a_process_of_torchrun_takes_its_own_device(monkeypatch):
     asked = []
     monkeypatch.setattr(running, "load", lambda name, dtype, device: asked.append(device))

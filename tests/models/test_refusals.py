@@ -104,7 +104,6 @@ def _tensors(change):
         (lambda folder: configure(folder, mask_token_id=3), "mask_token: expected token 3, as mask_token_id in config"),
         (lambda folder: configure(folder, mask_token_id=None), "mask_token_id: expected the id of the mask token"),
         (lambda folder: configure(folder, quantization_config={"load_in_8bit": True}), "quantization_config"),
-        (lambda folder: configure(folder, dtype="int8"), "dtype: expected float32, bfloat16, float16 or null"),
         (
             lambda folder: configure(folder, model_type="mamba"),
             "expected a causal model of transformers, model_type .*Dream.*found model_type 'mamba'",
@@ -132,6 +131,8 @@ def test_a_call_that_does_not_fit(folder):
     assert "is a file; expected a folder" in refusal(folder / CONFIG, CallError)
     assert "device 'abacus' cannot be used here" in refusal(folder, CallError, device="abacus")
     assert "expected float32, bfloat16 or float16, found 'float99'" in refusal(folder, CallError, dtype="float99")
+    configure(folder, dtype="int8")
+    assert "expected float32, bfloat16 or float16, found 'int8'" in refusal(folder, CallError)
 
 
 # Tokenizers

@@ -202,12 +202,9 @@ def test_adding_leaves_the_body_and_a_shared_configuration_alone():
     [
         (lambda: SinkToken(count=3), r"count: expected one of 1, 2, 4, found 3"),
         (lambda: add_sink_token(body(), "tokens"), r"no variant 'tokens'; expected one of none, token, token-end"),
-        (lambda: add_sink_token(with_sink(), "gate"), r"'gate': the network has 'token' already"),
+        (lambda: add_sink_token(with_sink(), "gate"), "'gate': expected .* without a sink, found Sink"),
         (lambda: add_sink_token(body(causal=True), "token-end"), r"expected a bidirectional network"),
-        (
-            lambda: add_sink_token(torch.nn.Linear(2, 2)),
-            r"expected a LlamaForCausalLM or Qwen2ForCausalLM, found Linear",
-        ),
+        (lambda: add_sink_token(torch.nn.Linear(2, 2)), "expected a LlamaForCausalLM .*, found Linear"),
     ],
 )
 def test_a_variant_that_does_not_fit_is_refused(make, message):

@@ -288,10 +288,8 @@ def run_in_jobs(
     model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], jobs: int, cluster: str, options: str
 ) -> None:
     """Submit the shares of an evaluation as jobs and wait until they end; ``options`` are for ``update_parameters``."""
-    try:
-        import submitit
-    except ImportError as error:
-        raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
+    import submitit
+
     asked = {name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}
     make_plans(outline(model), Request(**asked))  # refuses a call that no job could do, before one waits
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home

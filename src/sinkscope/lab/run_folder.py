@@ -144,8 +144,6 @@ class TrainingRun:
 def open_run(folder: str | Path) -> TrainingRun:
     """Open the folder of a training run, finished or not; raise CallError where it holds none, or no snapshots."""
     folder = Path(folder)
-    if not (folder / RECIPE).exists():
-        raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}")
     recipe = read_recipe(folder)
     paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
     found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
