@@ -94,9 +94,6 @@ def test_padding_on_the_left_counts_for_nothing(diffusion, tmp_path):
     assert first.manifest["prompt_length"] == second.manifest["prompt_length"] == canvas.shape[1] - 8
 
 
-# What is refused, and what is said
-
-
 def test_a_cache_is_refused(diffusion, tmp_path):
     from transformers import DynamicCache
 

@@ -174,11 +174,7 @@ def test_the_context_is_the_prompt_and_the_continuation_the_answer(sampler, axis
     for group, numbers in (("answer", places), ("prompt", range(len(CONTEXT)))):
         for where in (group, tuple(numbers)):
             with HideTopSinks(1, observe="current", **{axis: where})(model) as hiding:
-                found[where] = log_likelihood_of(model)
+                found[where] = monte_carlo(model, samples=8).total
             assert hiding.effect.keys_per_head > 0
         assert found[group] == found[tuple(numbers)]
     assert found["answer"] != found["prompt"]
-
-
-def log_likelihood_of(model):
-    return sinkscope.log_likelihood(model, CONTEXT, TARGET, samples=8).total

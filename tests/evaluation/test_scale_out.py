@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import environment
+from processes import environment, without
 
 import sinkscope
 from sinkscope.errors import CallError, EvaluationError
@@ -24,13 +24,8 @@ ARGUMENTS = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "setti
 
 def items(folder):
     """Every item and the results, but for times; each item once."""
-    paths = [*sorted(folder.glob("*/*/??????.json")), folder / "results.json"]
-    documents = {str(path.relative_to(folder)): json.loads(path.read_text()) for path in paths}
-    for document in documents.values():
-        for one in [document, *document.get("results", [])]:
-            one.pop("seconds", None)
-            one.pop("checksum", None)
-    return documents
+    paths, times = [*sorted(folder.glob("*/*/??????.json")), folder / "results.json"], ("seconds", "checksum")
+    return {str(path.relative_to(folder)): without(json.loads(path.read_text()), times) for path in paths}
 
 
 @pytest.fixture(scope="module")

@@ -189,9 +189,7 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     mask_id = None if family.causal else config.get("mask_token_id")
     if not family.causal:
         if mask_id is None:
-            raise ModelError(
-                f"{file}: mask_token_id: expected the id of the mask token, found none in the tokenizer either"
-            )
+            raise ModelError(f"{file}: mask_token_id: expected it or mask_token in tokenizer_config.json, found none")
         fields |= {"is_causal": False, "mask_token_id": mask_id, MARK: family.name, MARK_ROTARY: full_precision}
     network = family.network or f"transformers:{BODIES[layout.body][1]}"
     variants = {"FullPrecision": full_precision, "LearnedPositions": fields.get(MARK_POSITIONS)}
