@@ -100,7 +100,6 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any, place: Any, averaged:
 
 
 def _print_heads(trace: Any, tracks: Any) -> None:
-    """Print the eight heads whose main sink moves most, and the tokens it goes through."""
     if not (moving := tracks.moving):
         return say("no main sink moves or swaps")
     say(f"main sinks that move most ({min(8, len(moving))} of the {len(moving)} that move or swap)")

@@ -252,7 +252,6 @@ def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> st
 
 
 def _read_so_far(model: Model, generation: Generation) -> str:
-    """Return prompt and answer up to its end, as the prompt of the next pass."""
     tokens, length = generation.tokens.tolist(), generation.prompt_length
     ends = (place for place in range(length, len(tokens)) if tokens[place] in model.card.ends)
     return model.decode(tokens[: next(ends, None)])

@@ -190,7 +190,6 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def _stored(out: Path) -> dict[str, Any]:
-    """Return the recipe of a run with what its end has added."""
     found = files.read_json_object(out / RECIPE, TrainingError, ADVICE)
     files.compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
     return found

@@ -162,7 +162,6 @@ def _write_parquet(trace: Trace, path: Path) -> None:
 
 
 def _sink_names(trace: Trace) -> list[str]:
-    """Return the columns of the table for a network's own sink tokens."""
     count = trace.sink_token_columns.shape[-1] if SINK_TOKENS in trace.tensors else 0
     return ["sink_token_column"] if count == 1 else [f"sink_token_column_{number}" for number in range(count)]
 
