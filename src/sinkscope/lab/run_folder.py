@@ -142,7 +142,7 @@ class TrainingRun:
 
 
 def open_run(folder: str | Path) -> TrainingRun:
-    """Open the folder of a training run, finished or not; raise CallError where it holds none, or no snapshots."""
+    """Open the folder of a training run, finished or not; TrainingError where it holds none, CallError no snapshots."""
     folder = Path(folder)
     recipe = read_recipe(folder)
     paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
