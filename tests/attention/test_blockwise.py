@@ -1,7 +1,5 @@
 """`attend` against dense attention: any call, low precision, gradients, memory."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from dense import (
@@ -26,41 +24,12 @@ from dense import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinkscope.attention import Hidden, Prefix, attend, blockwise
 from sinkscope.attention.blockwise import KeptBias
 from sinkscope.errors import AttentionError
-
-
-def test_fully_masked_rows_give_nothing_as_sdpa():
-    inputs = draw()
-    visible = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool)
-    visible[1, :, 3] = False
-    output, columns = attend(**vars(inputs), mask=visible, block=4)
-    repeated = (tensor.repeat_interleave(HEADS // KV_HEADS, dim=1) for tensor in (inputs.key, inputs.value))
-    close(output, scaled_dot_product_attention(inputs.query, *repeated, attn_mask=visible), inputs)
-    assert torch.equal(output[1, :, 3], torch.zeros(HEADS, VALUE_DIM))
-    everything = inputs.groups.sum(-1)
-    everything[1] -= inputs.groups[1, :, 3]
-    adds_up(columns.sums.sum(-1), everything[:, None].expand(-1, HEADS, -1), inputs)
-
-
-def test_left_padding_counts_for_nothing():
-    """A padded row of a batch equals the same row alone, because of its mask and its group membership."""
-    inputs, padding = draw(queries=KEYS), 4
-    real = torch.ones(BATCH, KEYS, dtype=torch.bool)
-    real[0, :padding] = False
-    padded = replace(inputs, groups=real[:, None].float())
-    output, columns = attend(**vars(padded), mask=real[:, None, None].expand(-1, 1, KEYS, -1), block=5)
-    own = slice(padding, None)
-    alone = (one[:1, :, own] for one in (inputs.query, inputs.key, inputs.value))
-    expected, expected_columns = attend(*alone, groups=torch.ones(1, 1, KEYS - padding))
-    close(output[:1, :, own], expected, inputs)
-    close(columns.sums[:1, :, :, own], expected_columns.sums, inputs)
-    assert torch.equal(columns.sums[0, :, :, :padding], torch.zeros(HEADS, 1, padding))
-    adds_up(columns.sums.sum(-1), torch.tensor([KEYS - padding, KEYS])[:, None, None].expand(-1, HEADS, -1), inputs)
 
 
 def in_front(inputs: Inputs, kind: str, count: int, scale: float) -> tuple[Prefix, torch.Tensor, torch.Tensor]:

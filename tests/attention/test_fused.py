@@ -262,9 +262,6 @@ def test_beside_torch_s_attention_the_output_is_the_stock_model_s(kernel, causal
     assert columns.path == kernel and torch.equal(output, stock)
 
 
-# Norms
-
-
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "keys", "newest", "dims", "dtype", "projected"),
     [
@@ -287,9 +284,6 @@ def test_norms_equal_torch_s(heads, kv_heads, keys, newest, dims, dtype, project
     assert projected or outputs is None
     if projection is not None and outputs is not None:
         torch.testing.assert_close(outputs.cpu(), output_norms(value[:, :, keys - newest :], projection))
-
-
-# The sizes and tiles of real models
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

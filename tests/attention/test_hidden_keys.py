@@ -4,7 +4,7 @@ import pytest
 import torch
 from dense import BATCH, DIM, HEADS, KEYS, QUERIES, close, dense, dense_sums, draw, draw_mask
 
-from sinkscope.attention import Hidden, Prefix, attend
+from sinkscope.attention import Hidden, attend
 
 
 def some(*shape, seed=3, share=0.3):
@@ -89,19 +89,6 @@ def test_a_key_that_takes_nearly_everything_is_hidden_exactly(zeroed, everybody)
         )
         close(output, expected, inputs)
         close(columns.sums, dense_sums(inputs, weights), inputs)
-
-
-def test_removed_beside_a_prefix_is_a_share_of_everything():
-    inputs, queries = draw(), SOME_QUERIES
-    logits = torch.randn(HEADS, 2, generator=torch.Generator().manual_seed(7))
-    hidden = torch.ones(1, 1, 1, KEYS, dtype=torch.bool)
-    _, columns = attend(**vars(inputs), prefix=Prefix(logits=logits), hidden=[Hidden(hidden, queries)], block=4)
-    repeat = inputs.key.double().repeat_interleave(2, dim=1)
-    scores = torch.cat(
-        [logits.double()[None, :, None].expand(BATCH, -1, QUERIES, -1), inputs.query.double() @ repeat.mT * DIM**-0.5],
-        -1,
-    )
-    close(columns.removed, torch.softmax(scores, -1)[..., 2:].sum(-1) * queries[:, None], inputs)
 
 
 def test_float16_keeps_its_digits_where_a_hidden_key_has_almost_all_attention():

@@ -181,10 +181,7 @@ def test_a_model_without_the_attention_interface_is_refused_by_name():
 def test_a_model_whose_layers_do_not_ask_is_refused(model, ids):
     """As when somebody sets another attention implementation while something watches."""
     network = copy.deepcopy(model.network)
-    with (
-        pytest.raises(AttentionError, match="took its attention from sinkscope"),
-        subscribed(network, Diary()),
-    ):
+    with pytest.raises(AttentionError, match="took its attention from sinkscope"), subscribed(network, Diary()):
         network.set_attn_implementation("eager")
         logits(network, ids)
 

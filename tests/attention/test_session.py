@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import ExitStack, contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,12 +34,8 @@ def test_an_encoder_and_a_decoder_are_two_stacks():
     ).eval()
     encoder, decoder = find_stacks(network)
     assert [path for path, _ in encoder.layers.values()] == ["model.encoder.layers.0.self_attn"]
-    assert [path.removeprefix("model.decoder.layers.") for path, _ in decoder.layers.values()] == [
-        "0.self_attn",
-        "0.encoder_attn",
-        "1.self_attn",
-        "1.encoder_attn",
-    ]
+    found = [path.removeprefix("model.decoder.layers.") for path, _ in decoder.layers.values()]
+    assert found == ["0.self_attn", "0.encoder_attn", "1.self_attn", "1.encoder_attn"]
     with subscribed(network, diary := Diary()), torch.no_grad():
         network(input_ids=IDS, decoder_input_ids=IDS[:, :4])
     cross = dict(zip(diary.names, diary.columns, strict=True))["model.decoder.layers.1.encoder_attn"]
@@ -133,34 +130,22 @@ def test_a_session_leaves_no_trace(autoregressive, make):
     assert current_session(network) is None
 
 
-def test_a_call_that_raises_ends_its_generation(diffusion):
-    """The unfinished step is not reported, and the next call starts a new generation."""
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_call_that_raises_ends_its_generation(diffusion, error):
+    """The unfinished step is not reported, and the next call starts a new generation; torch runs no hooks after a
+    KeyboardInterrupt.
+    """
     network, diary = copy.deepcopy(diffusion.network), Diary()
-    broken = network.model.layers[2].mlp.register_forward_hook(lambda *_: 1 / 0)
+    broken = network.model.layers[2].mlp.register_forward_hook(Mock(side_effect=error))
     with subscribed(network, diary):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(error):
             forward(network, IDS)
         broken.remove()
         forward(network, IDS[:1, :5])
-    half = ["begin_generation", "begin_step", "watch 0", "watch 1", "watch 2", "failed"]
+    ended = "failed" if error is ZeroDivisionError else diary.events[5]
+    half = ["begin_generation", "begin_step", "watch 0", "watch 1", "watch 2", ended]
     assert diary.events == [*half, "begin_generation", *step_events(3), "end_generation"]
     assert diary.steps[1].tokens.shape == (1, 5)
-
-
-def test_an_interrupted_call_leaves_the_next_one_right(diffusion):
-    """torch runs no hooks after a KeyboardInterrupt."""
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    network, diary = copy.deepcopy(diffusion.network), Diary()
-    broken = network.model.layers[2].mlp.register_forward_hook(interrupt)
-    with subscribed(network, diary):
-        with pytest.raises(KeyboardInterrupt):
-            forward(network, IDS)
-        broken.remove()
-        forward(network, IDS[:1, :5])
-    assert diary.steps[-1].tokens.shape == (1, 5)
     assert_close(diary.columns[-1].sums.sum(-1), 5.0, terms=3 * 7)
 
 

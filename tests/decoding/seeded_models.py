@@ -2,7 +2,7 @@
 
 from functools import cache
 
-import torch
+from changed_tokens import changes_along
 from seeded_network import EOS, MASK, seed_weights, seeded_network
 
 from sinkscope.decoding import find_sampler, make_batch, settings_of
@@ -27,43 +27,22 @@ def seeded_model(sampler, seed=0):
     """A model that is written with by one sampler; Dream's has the logit shift and grouped queries."""
     network = seeded_network(NETWORKS[sampler], seed)
     if sampler == "sdar":
-        network = block_causal(network.config, seed)
+        from sinkscope.models.networks import BlockCausalQwen3
+
+        network.config.is_causal, network.config.block_size = False, 4
+        network = seed_weights(BlockCausalQwen3(network.config), seed).eval()
     causal = sampler == "autoregressive"
-    card = ModelCard.of(
-        network,
-        name=f"seeded-{sampler}",
-        family=sampler,
-        weight_hash=f"seed {seed}",
-        stored_dtype="float32",
-        dtype="float32",
-        mask_id=None if causal else MASK,
-        eos_id=EOS,
-    )
+    named = {"name": f"seeded-{sampler}", "family": sampler, "weight_hash": f"seed {seed}"}
+    named |= {"stored_dtype": "float32", "dtype": "float32", "mask_id": None if causal else MASK, "eos_id": EOS}
+    card = ModelCard.of(network, **named)
     family = Family(sampler, causal=causal, sampler=sampler, model_types=(), source="tests", shift=sampler == "dream")
     return Model(network, words(), family, card)
 
 
-def block_causal(config, seed, block=4):
-    """SDAR's network with the weights of the seeded Qwen3."""
-    from sinkscope.models.networks import BlockCausalQwen3
-
-    config.is_causal, config.block_size = False, block
-    return seed_weights(BlockCausalQwen3(config), seed).eval()
-
-
 def changes_of(steps, prompts, length):
-    """Return, row by row and step by step, positions without padding and the tokens they changed to."""
-    rows = []
-    for row, prompt in enumerate(prompts):
-        before = torch.tensor([*prompt, *[MASK] * length])
-        changes = []
-        for step in steps:
-            after = step.tokens[row, -len(before) :]
-            changed = (after != before).nonzero().flatten()
-            changes.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
-            before = after
-        rows.append(changes)
-    return rows
+    """Return, row by row, `changes_along` the canvases without padding."""
+    rows = ((row, prompt, len(prompt) + length) for row, prompt in enumerate(prompts))
+    return [changes_along(prompt, [step.tokens[row, -size:] for step in steps]) for row, prompt, size in rows]
 
 
 def steps_of(model, prompts, **settings):

@@ -104,5 +104,5 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path):
     del settings["mask_token"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "special_tokens_map.json").unlink(missing_ok=True)
-    with pytest.raises(ModelError, match="mask_token of tokenizer_config"):
+    with pytest.raises(ModelError, match="mask_token in tokenizer_config"):
         sinkscope.load(tmp_path)

@@ -34,11 +34,6 @@ def model(varied_autoregressive):
     return varied_autoregressive
 
 
-def ending_at(model, token):
-    """The same model with another end of text."""
-    return dataclasses.replace(model, card=dataclasses.replace(model.card, eos_id=token))
-
-
 def answer_of(generation):
     return generation.tokens[generation.prompt_length :].tolist()
 
@@ -49,14 +44,9 @@ def stock_generate(model, prompts, length):
     tokens = torch.tensor([[model.card.eos_id] * (width - len(prompt)) + prompt for prompt in prompts])
     real = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     with torch.no_grad(), other_kernels(model.network):
-        written = model.network.generate(
-            tokens,
-            attention_mask=real,
-            do_sample=False,
-            max_new_tokens=length,
-            eos_token_id=model.card.eos_id,
-            pad_token_id=model.card.eos_id,
-        )
+        ends = dict.fromkeys(("eos_token_id", "pad_token_id"), model.card.eos_id)
+        how = {"attention_mask": real, "do_sample": False, "max_new_tokens": length, **ends}
+        written = model.network.generate(tokens, **how)
     answers = written[:, width:].tolist()
     return [
         answer[: answer.index(model.card.eos_id) + 1] if model.card.eos_id in answer else answer for answer in answers
@@ -87,7 +77,7 @@ def test_each_row_stops_at_its_own_eos(model):
     """A row that is done keeps its length; the others write on, undisturbed."""
     plain = [answer_of(one) for one in sinkscope.generate(model, list(PROMPTS), length=16)]
     eos = next(token for token in plain[1][2:8] if token not in plain[0][:10])
-    ending = ending_at(model, eos)
+    ending = dataclasses.replace(model, card=dataclasses.replace(model.card, eos_id=eos))
     found = sinkscope.generate(ending, list(PROMPTS), length=16)
     for before, generation in zip(plain, found, strict=True):
         expected = before[: before.index(eos) + 1] if eos in before else before

@@ -67,12 +67,7 @@ def test_attention_that_ignores_keys_fails(model):
 
 SCALINGS = {
     "linear": {"factor": 4.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
 }
 

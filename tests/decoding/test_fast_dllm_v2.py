@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from changed_tokens import changes_along
 from seeded_models import steps_of, words
 from seeded_network import MASK, leaning, seed_weights, seeded_network
 
@@ -33,18 +34,6 @@ def model(tmp_path_factory):
     return sinkscope.load(published_folder(tmp_path_factory.mktemp("fast-dllm-v2") / "m"))
 
 
-def changes(model, case):
-    """Return, call by call, the places that changed and their tokens, up to where the published text was cut."""
-    (prompt,), found = case["prompts"], []
-    before = torch.tensor((prompt + [MASK] * 200)[: case["final"]])
-    for step in steps_of(model, [prompt], **case["settings"]):
-        after = step.tokens[0, : case["final"]]
-        changed = (after != before).nonzero().flatten()
-        found.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
-        before = after
-    return found
-
-
 def test_the_logits_are_the_published_ones(model):
     assert (model.card.family, model.card.mask_id, model.network.model.block_length) == ("fast_dllm_v2", MASK, 8)
     with torch.no_grad():
@@ -64,7 +53,9 @@ def test_it_loads_again_once_transformers_saved_it(model, tmp_path):
 
 @pytest.mark.parametrize("case", PUBLISHED["cases"], ids=lambda case: str(case["settings"]))
 def test_every_call_writes_the_published_tokens(case, model):
-    assert changes(model, case) == case["steps"][0]
+    """Up to where the published text was cut."""
+    canvases = [step.tokens[0, : case["final"]] for step in steps_of(model, case["prompts"], **case["settings"])]
+    assert changes_along(*case["prompts"], canvases) == case["steps"][0]
 
 
 def test_it_is_recorded_with_the_token_behind_each_block(model, tmp_path):

@@ -94,9 +94,6 @@ def test_padding_on_the_left_counts_for_nothing(diffusion, tmp_path):
     assert first.manifest["prompt_length"] == second.manifest["prompt_length"] == canvas.shape[1] - 8
 
 
-# What is refused, and what is said
-
-
 def test_a_cache_is_refused(diffusion, tmp_path):
     from transformers import DynamicCache
 
@@ -154,7 +151,7 @@ def test_a_second_generation_is_refused(diffusion, told):
 
 def test_a_network_without_a_mask_token_is_refused(autoregressive):
     with (
-        pytest.raises(CallError, match="mask_id: expected the mask token, found none in LlamaForCausalLM"),
+        pytest.raises(CallError, match="mask_id: expected the mask token, found None for LlamaForCausalLM"),
         sinkscope.following(autoregressive),
     ):
         pass

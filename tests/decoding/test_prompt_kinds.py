@@ -36,7 +36,7 @@ def test_messages_go_through_the_chat_template(model):
 @pytest.mark.parametrize(
     ("prompt", "fragment"),
     [
-        ([QUESTION, ""], "at least one token, found an empty one"),
+        ([QUESTION, ""], "at least one token .* found an empty one"),
         ("Q: Tom has 7 xylophones and 2 zebras.", "does not know 'xylophones', 'zebras'"),
         ([5, 10**6], "token ids lie in 0…"),
     ],
@@ -49,7 +49,7 @@ def test_a_prompt_that_does_not_fit_is_refused(model, prompt, fragment):
 
 def test_a_mask_in_the_prompt_is_refused(diffusion, autoregressive):
     for prompt in ("Q: Tom <|mask|>", [0, 40, 2], [QUESTION, [0, 40, 2]]):
-        with pytest.raises(CallError, match="holds the mask token 2 at position"):
+        with pytest.raises(CallError, match="without masks, found the mask token 2 in"):
             sinkscope.generate(diffusion, prompt, length=LENGTH)
     assert sinkscope.generate(autoregressive, [0, 40, 2], length=LENGTH).prompt_length == 3
 

@@ -31,19 +31,14 @@ def name_of(case):
     )
 
 
-def written(case, sampler):
-    model, prompts = seeded_model(sampler, case["weights"]), case["prompts"]
-    dtype = getattr(torch, case["logits"]) if "logits" in case else None
-    with leaning(model.network, case.get("lean", {}), dtype):
-        steps = steps_of(model, prompts, **case["settings"])
-    return changes_of(steps, prompts, case["settings"]["length"])
-
-
 def assert_as_published(case, sampler):
     """Also on kernels other than those that the published loops ran on."""
+    model, prompts = seeded_model(sampler, case["weights"]), case["prompts"]
+    dtype = getattr(torch, case["logits"]) if "logits" in case else None
     for kernels in (nullcontext, other_kernels):
-        with kernels(seeded_model(sampler, case["weights"]).network):
-            rows = written(case, sampler)
+        with kernels(model.network), leaning(model.network, case.get("lean", {}), dtype):
+            steps = steps_of(model, prompts, **case["settings"])
+        rows = changes_of(steps, prompts, case["settings"]["length"])
         for row, (found, expected) in enumerate(zip(rows, case["steps"], strict=True)):
             assert len(found) == len(expected)
             for number, (one, other) in enumerate(zip(found, expected, strict=True)):

@@ -1,7 +1,6 @@
 import pytest
 from seeded_models import seeded_model
 
-from sinkscope import cli
 from sinkscope.decoding import AutoregressiveSettings, LLaDASettings, SettingsError, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import FAMILIES
@@ -37,11 +36,6 @@ def test_settings_that_do_not_fit_are_refused_by_name(family, given, kind, messa
     with pytest.raises(kind) as caught:
         resolve_settings(family, **given)
     assert isinstance(caught.value, CallError) and message in str(caught.value)
-
-
-def test_a_flag_of_another_sampler_is_refused(tmp_path):
-    with pytest.raises(SettingsError, match="llada has no setting 'alg_temp'"):
-        cli._run(["trace", "lab-diffusion", "--out", str(tmp_path / "run"), "--alg-temp", "0.2"])
 
 
 def test_defaults_are_those_of_the_published_functions():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_tokens import changes_along
 from other_kernels import other_kernels
 from seeded_models import seeded_model, steps_of
 from seeded_network import EOS, MASK, leaning
@@ -16,33 +17,14 @@ from sinkscope.errors import CallError
 CASES = json.loads((Path(__file__).parent / "fixtures" / "sdar.json").read_text())
 
 
-def name_of(case):
-    return "-".join(str(value) for value in [case["weights"], len(case["prompts"][0]), *case["settings"].values()])
-
-
-def changes_of(steps, prompt):
-    """Step by step: positions, padding not counted, and the tokens they changed to."""
-    before, found = None, []
-    for step in steps:
-        after = step.tokens[0, : int(step.lengths[0])]
-        before = (
-            torch.cat([torch.tensor(prompt), torch.full((len(after) - len(prompt),), MASK)])
-            if before is None
-            else before
-        )
-        changed = (after != before).nonzero().flatten()
-        found.append(torch.stack([changed, after[changed]], dim=1).flatten().tolist())
-        before = after
-    return found
-
-
 @pytest.mark.parametrize("kernels", [nullcontext, other_kernels], ids=["", "other"])
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['weights']}-{case['settings']}")
 def test_sdar_writes_what_the_published_loop_writes(case, kernels):
     model = seeded_model("sdar", case["weights"])
     with kernels(model.network):
         steps = steps_of(model, case["prompts"], **case["settings"])
-    assert changes_of(steps, case["prompts"][0]) == case["steps"][0]
+    canvases = [step.tokens[0, : int(step.lengths[0])] for step in steps]
+    assert changes_along(case["prompts"][0], canvases) == case["steps"][0]
     assert steps[-1].tokens[0].tolist() == case["final"]
 
 

@@ -70,10 +70,20 @@ def model(tmp_path_factory):
     return sinkscope.load(str(folder / "model"))
 
 
+def config_in(file):
+    """The configuration of a task of lm-eval, functions by their names."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_constructor("!function", lambda loader, node: node.value)
+    return yaml.load(file.read_text(), Loader)
+
+
 def harness(name, row):
     """Context, choices and gold as lm-eval's own templates and functions make them."""
     import lm_eval
-    import yaml
     from lm_eval.utils import apply_template
 
     if name == "race":
@@ -90,14 +100,10 @@ def harness(name, row):
         made = utils.process_docs(Rows())  # type: ignore[arg-type]
         return made["query"], made["choices"], made["gold"]
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: node.value)
     files = {"piqa": "piqa/piqa", "social_iqa": "siqa/siqa", "lambada": "lambada/lambada_standard"}
     files["lambada_openai"] = "lambada/lambada_openai"
     file = Path(lm_eval.__file__).parent / "tasks" / f"{files.get(name, 'arc/arc_easy')}.yaml"
-    config = yaml.load(file.read_text(), Loader)
+    config = config_in(file)
     text, benchmark = apply_template(config["doc_to_text"], row), BENCHMARKS[name]
     if name.startswith("lambada"):
         assert benchmark.hub == (config["dataset_path"], config["dataset_name"])

@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+from processes import without
 
 import sinkscope
 from sinkscope.errors import CallError
@@ -39,17 +40,9 @@ def whole(diffusion, tmp_path_factory):
     return compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=folder, **SMALL), folder
 
 
-def quiet(content):
-    """A document without what time and memory say."""
-    if isinstance(content, dict):
-        return {key: quiet(value) for key, value in content.items() if key not in NOISY}
-    return [quiet(one) for one in content] if isinstance(content, list) else content
-
-
 def items(folder):
-    return {
-        str(path.relative_to(folder)): quiet(json.loads(path.read_text())) for path in sorted(folder.rglob("*.json"))
-    }
+    paths = sorted(folder.rglob("*.json"))
+    return {str(path.relative_to(folder)): without(json.loads(path.read_text()), NOISY) for path in paths}
 
 
 def test_rows_are_those_of_the_generations(whole, diffusion):
@@ -106,7 +99,7 @@ def test_a_resumed_comparison_equals_an_uninterrupted_one(whole, diffusion, tmp_
     lost.unlink()
     monkeypatch.setattr(cache_comparison, "generate", plain)
     again = compare_caches(diffusion, arms=read_arms(POLICIES, [4, 7]), out=tmp_path, **SMALL)
-    assert quiet(again) == quiet(document) and items(tmp_path) == items(folder)
+    assert without(again, NOISY) == without(document, NOISY) and items(tmp_path) == items(folder)
 
 
 def test_the_verdict_on_sinks():
@@ -156,9 +149,3 @@ def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path):
         status, out, err = run(*command, *task, *arguments)
         assert says in err.replace("\n", " "), err
         assert (status, out) == (2, "") and not (tmp_path / "c" / "run.json").exists()
-
-
-def test_an_autoregressive_model_is_refused(run, autoregressive_folder, tmp_path):
-    command = ("compare-caches", autoregressive_folder, "--out", tmp_path / "c", "--tasks", "lab-sums", "--limit", 2)
-    status, _, err = run(*command)
-    assert status == 2 and "has no setting" in err

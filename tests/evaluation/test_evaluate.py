@@ -2,18 +2,14 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
-from processes import environment
+from processes import without
 
 import sinkscope
 from sinkscope.decoding import Generation
-from sinkscope.errors import CallError, EvaluationError
+from sinkscope.errors import CallError
 from sinkscope.evaluation import evaluate, read_results, running
 from sinkscope.evaluation.tables import compare
 from sinkscope.interventions import HidePositions, HideTopSinks, KeepWindow
@@ -56,12 +52,6 @@ def test_rules_are_given_as_texts_or_objects(autoregressive, tmp_path):
     assert text.removed_share == found[1].removed_share and read_results(tmp_path / "a") == found
 
 
-def without_times(content):
-    if isinstance(content, dict):
-        return {key: without_times(value) for key, value in content.items() if key not in ("seconds", "checksum")}
-    return [without_times(value) for value in content] if isinstance(content, list) else content
-
-
 def contents(folder):
     """Every file of an evaluation but for times: results.json byte by byte."""
     files = {}
@@ -69,7 +59,7 @@ def contents(folder):
         content = json.loads(path.read_text())
         text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         assert path.read_text() == text  # so that comparing what is left compares bytes
-        files[str(path.relative_to(folder))] = json.dumps(without_times(content))
+        files[str(path.relative_to(folder))] = json.dumps(without(content, ("seconds", "checksum")))
     return files
 
 
@@ -88,12 +78,8 @@ def test_texts_are_those_of_the_batches(fixture, request, tmp_path):
             assert (item["index"], item["prompt"], item["gold"]) == (index, prompt, problems[index].result)
             assert (item["text"], item["steps"]) == (generation.text, generation.steps)
             assert item["tokens"] == generation.tokens[generation.prompt_length :].tolist()
-    assert (result.model, result.weight_hash, result.dtype, result.device) == (
-        model.card.name,
-        model.card.weight_hash,
-        "float32",
-        "cpu",
-    )
+    assert (result.model, result.weight_hash) == (model.card.name, model.card.weight_hash)
+    assert (result.dtype, result.device) == ("float32", "cpu")
     assert set(result.versions) == {"python", "sinkscope", "torch", "transformers"}
     assert result.seconds > 0
     assert read_results(tmp_path) == [result]
@@ -168,45 +154,6 @@ def test_a_corrupted_item_is_redone_and_the_rest_kept(diffusion, tmp_path, answe
     assert "is damaged or of another run; it is kept as 000001.json.damaged" in caplog.messages[0]
     assert read_results(tmp_path) == [second]
     assert evaluate(diffusion, out=tmp_path, **SMALL) == [second] and len(answers) == 3
-
-
-KILLED_ARGUMENTS = {**SMALL, "limit": 20, "batch": 2, "hide": ["top:1"]}
-KILLED = f"""
-import sys, time
-import sinkscope
-from pathlib import Path
-from sinkscope.evaluation import evaluate, running
-plain = running.generate
-def slowly(*arguments, **settings):
-    time.sleep(0.2)
-    return plain(*arguments, **settings)
-running.generate = slowly
-evaluate(sinkscope.load(sys.argv[1]), out=Path(sys.argv[2]), **{KILLED_ARGUMENTS})
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_then_the_same_command_is_an_uninterrupted_run(diffusion_folder, diffusion, tmp_path):
-    """Also the effect of the rule, a sum of what kernels computed, to the bit."""
-    evaluate(diffusion, out=tmp_path / "whole", **KILLED_ARGUMENTS)
-    folder = tmp_path / "killed"
-
-    def done():
-        return list(folder.glob("*/*/??????.json"))
-
-    command = [sys.executable, "-c", KILLED, str(diffusion_folder), str(folder)]
-    with subprocess.Popen(command, env=environment()) as process:
-        deadline = time.monotonic() + 120
-        while len(done()) < 3 and time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert 3 <= len(done()) < 20
-    with pytest.raises(EvaluationError, match="is unfinished; run the same"):
-        read_results(folder)
-    evaluate(diffusion, out=folder, **KILLED_ARGUMENTS)
-    assert contents(folder) == contents(tmp_path / "whole")
-    assert len(contents(folder)) == 23
 
 
 def test_changed_settings_under_the_same_folder_are_refused_and_nothing_is_written(diffusion, tmp_path, answers):

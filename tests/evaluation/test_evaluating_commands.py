@@ -46,7 +46,6 @@ def test_bad_input_gets_one_message(run, diffusion_folder, tmp_path, data):
         (["--data", f"gsm8k={data}"], "--data gsm8k is not used without this task"),
         (["--tasks", "gsm8k", "--data", f"gsm8k={data}"], "or train.jsonl in"),
         (["--hide", ","], "--hide: expected rules separated by commas, such as none,top:1, found ','"),
-        (["--dry-run", "--top-k", "3"], "llada has no setting 'top_k'"),
         (["--job-options", "a=1"], "--job-options is not used without --jobs"),
     ):
         status, out, err = run("evaluate", diffusion_folder, "--out", tmp_path / "r", "--limit", 2, *arguments)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from smdm_weights import Shape, lit_gpt_weights
 from test_choices import ROWS, model, write_rows  # noqa: F401 - a fixture
 
 import sinkscope
@@ -85,28 +86,9 @@ def test_which_protocol():
     ):
         found = find_protocol("llada" if "LLaDA" in name else "dream", name, task, wanted)
         assert (found and (found.name, found.shots, found.chat, found.settings["length"], found.published)) == expected
-
-
-def test_protocols():
     assert len({(one.family, one.variant, one.task, one.name) for one in PROTOCOLS}) == len(PROTOCOLS)
     with pytest.raises(CallError, match="has no protocol 'magic' for gsm8k; expected one of auto, none, paper1, auth"):
         find_protocol("llada", "GSAI-ML/LLaDA-8B-Instruct", "gsm8k", "magic")
-
-
-# Runs
-
-
-def lit_gpt_weights(kind, vocabulary, width=24, inner=40):
-    """Of a random network with 2 layers and 4 heads, under the names of paper 2's code."""
-    drawn = torch.Generator().manual_seed(3)
-    rows = vocabulary + (2 if kind == "+sink" else 1)
-    shapes = {"lm_head": (vocabulary, width), "transformer.wte": (rows, width), "transformer.ln_f": (width,)}
-    for layer in range(2):
-        block = {"norm_1": (width,), "norm_2": (width,), "attn.attn": (3 * width, width), "attn.proj": (width, width)}
-        block |= {"mlp.swiglu.w1": (inner, width), "mlp.swiglu.w2": (inner, width), "mlp.swiglu.w3": (width, inner)}
-        block |= {"attn.gate": (width, width)} if kind == "+gate" else {}
-        shapes |= {f"transformer.h.{layer}.{name}": shape for name, shape in block.items()}
-    return {f"{name}.weight": torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +99,8 @@ def folders(model, tmp_path_factory):  # noqa: F811
     settings = {name: text for name, text in tokenizer.special_tokens_map.items() if name != "mask_token"}
     type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, **settings).save_pretrained(home / "tokenizer")
     found = {}
-    for kind in ("", "+sink", "+gate"):
-        torch.save(lit_gpt_weights(kind, len(tokenizer)), home / f"model{kind}.pth")
+    for kind, name in {"": "none", "+sink": "token", "+gate": "gate"}.items():
+        torch.save(lit_gpt_weights(name, Shape(2, 4, 4), len(tokenizer)), home / f"model{kind}.pth")
         folder = convert(home / f"model{kind}.pth", home / f"scratch{kind}", tokenizer=home / "tokenizer", heads=4)
         found[f"scratch-472m{kind}"] = str(folder)
     shifted = sinkscope.load(model.card.name).network

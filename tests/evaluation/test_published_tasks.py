@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_choices import config_in
 
 from sinkscope.errors import CallError, EvaluationError
 from sinkscope.evaluation.tasks import _normal, find_task, read_data_flags
@@ -141,16 +142,10 @@ def test_humaneval_prompts_are_lm_evals(name, humaneval_file):
     """The harness's task cannot be built offline (its metric is on the hub), so its templates are rendered by its own
     function."""
     import lm_eval
-    import yaml
     from lm_eval.utils import apply_template
 
     folder = Path(lm_eval.__file__).parent / "tasks" / "humaneval"
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.add_constructor("!function", lambda loader, node: node.value)
-    base, own = (yaml.load((folder / f"{one}.yaml").read_text(), Loader) for one in ("humaneval", name))
+    base, own = (config_in(folder / f"{one}.yaml") for one in ("humaneval", name))
     config = base | own
     task = find_task(name, {"humaneval": humaneval_file})
     assert task.stops == tuple(config["generation_kwargs"]["until"])

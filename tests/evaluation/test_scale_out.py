@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import environment
+from processes import environment, without
 
 import sinkscope
 from sinkscope.errors import CallError, EvaluationError
@@ -24,13 +24,8 @@ ARGUMENTS = {"tasks": ["lab-arith"], "limit": 11, "shots": 0, "batch": 2, "setti
 
 def items(folder):
     """Every item and the results, but for times; each item once."""
-    paths = [*sorted(folder.glob("*/*/??????.json")), folder / "results.json"]
-    documents = {str(path.relative_to(folder)): json.loads(path.read_text()) for path in paths}
-    for document in documents.values():
-        for one in [document, *document.get("results", [])]:
-            one.pop("seconds", None)
-            one.pop("checksum", None)
-    return documents
+    paths, times = [*sorted(folder.glob("*/*/??????.json")), folder / "results.json"], ("seconds", "checksum")
+    return {str(path.relative_to(folder)): without(json.loads(path.read_text()), times) for path in paths}
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +170,6 @@ def test_what_is_refused_before_a_job_waits(more, options, message, tmp_path):
     with pytest.raises(CallError, match=message):
         run_in_jobs("lab-diffusion", "cpu", None, ARGUMENTS | {"out": tmp_path / "r"} | more, 1, "local", options)
     assert not (tmp_path / "r" / "run.json").exists()
-
-
-def test_jobs_without_submitit(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(CallError, match=r"not installed: pip install 'sinkscope\[slurm\]'"):
-        run_in_jobs("m", "cpu", None, {**ARGUMENTS, "out": tmp_path / "r"}, 1, "slurm", "")
 
 
 def test_a_process_of_torchrun_takes_its_own_device(monkeypatch):

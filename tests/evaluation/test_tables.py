@@ -209,10 +209,7 @@ def test_markdown_has_models_across_and_compares():
 
 @pytest.mark.parametrize(
     ("word", "name", "at"),
-    [
-        ("mass", "removed_share", ""),
-        ("rowmass", "removed_share_committed", " at the positions being committed"),
-    ],
+    [("mass", "removed_share", ""), ("rowmass", "removed_share_committed", " at the positions being committed")],
 )
 def test_a_control_of_equal_mass_that_takes_away_something_else_is_reported(word, name, at):
     for share, matches in ((0.3, False), (0.08, True)):

@@ -1,8 +1,7 @@
 """A trace with planted sinks that jump, drift, flash and split, and maps that fit it."""
 
 import numpy as np
-
-from sinkscope.traces import TraceWriter, open_trace
+from wandering import write_steps
 
 STEPS, LAYERS, HEADS, KV_HEADS, PROMPT, LENGTH, MASK = 12, 2, 4, 2, 13, 16, 0
 POSITIONS = PROMPT + LENGTH
@@ -30,7 +29,6 @@ def sudden_columns():
 
 def write_sudden(folder, columns, masked_columns, newest=None, sink_token=None, **more):
     """Write a trace; with ``newest`` columns one of block diffusion, whose sinks are followed in these."""
-    folder.mkdir(parents=True)
     rng = np.random.default_rng(5)
     manifest = {
         "model": {"name": "org/planted"},
@@ -43,31 +41,18 @@ def write_sudden(folder, columns, masked_columns, newest=None, sink_token=None, 
         "vocabulary": {str(token): f"w{token}" for token in range(9)},
         **more,
     }
-    writer = TraceWriter(folder, manifest)
-    tokens = np.full(POSITIONS, MASK, np.int32)
-    tokens[:PROMPT] = 1 + np.arange(PROMPT) % 8
-    for step in range(len(columns)):
-        written = np.full(POSITIONS, -1, np.int32)
-        written[ORDER[step]] = 1 + step % 8
+
+    def tensors(step):
         value_norms = rng.random((LAYERS, KV_HEADS, POSITIONS)).astype(np.float32) + 5
-        writer.add(
-            {
-                "tokens": tokens.copy(),
-                "masked": (tokens == MASK).astype(np.uint8),
-                "written": written,
-                "lengths": np.array(POSITIONS, np.int32),
-                "column_sums": columns[step],
-                "column_sums_masked": masked_columns[step],
-                "self_attention": rng.random((LAYERS, HEADS, POSITIONS)).astype(np.float32),
-                "value_norms": value_norms,
-                "hidden_norms": rng.random((LAYERS, POSITIONS)).astype(np.float32),
-                **({} if newest is None else {"newest_columns": newest[step]}),
-                **({} if sink_token is None else {"sink_token_columns": sink_token[step]}),
-            }
-        )
-        tokens = np.where(written >= 0, written, tokens)
-    writer.close(complete=True)
-    return open_trace(folder)
+        found = {"column_sums": columns[step], "column_sums_masked": masked_columns[step], "value_norms": value_norms}
+        found["self_attention"] = rng.random((LAYERS, HEADS, POSITIONS)).astype(np.float32)
+        found["hidden_norms"] = rng.random((LAYERS, POSITIONS)).astype(np.float32)
+        beside = {"newest_columns": newest, "sink_token_columns": sink_token}
+        return found | {name: one[step] for name, one in beside.items() if one is not None}
+
+    commits = [{ORDER[step]: 1 + step % 8} for step in range(len(columns))]
+    steps = map(tensors, range(len(columns)))
+    return write_steps(folder, manifest, 1 + np.arange(PROMPT) % 8, commits, steps, complete=True)
 
 
 def map_of(trace, step, layer, head):

@@ -72,9 +72,6 @@ def test_no_text_is_cut_off_side_by_side(sudden, name):
         assert cut_off(FIGURES[name].draw(subjects).sheet) == []
 
 
-# Several traces
-
-
 def test_comparison_puts_both_traces_into_every_figure(unpainted, sudden, tmp_path):
     columns, masked_columns = sudden_columns()
     mirrored = (columns[:, :, :, ::-1].copy(), masked_columns[:, :, :, ::-1].copy())
@@ -116,9 +113,6 @@ def test_a_figure_for_a_column_of_a_paper_has_its_width_and_no_line_above(run, w
     assert said not in svg.read_text() and said in drawn.read_text()
 
 
-# What cannot be drawn
-
-
 def test_a_wrong_figure_and_too_many_traces_are_refused(sudden, tmp_path):
     for traces, only, message in (
         ([sudden], ["none"], r"no figure 'none'; expected one of 1, 2, .*norms"),
@@ -151,8 +145,6 @@ def test_a_figure_of_another_run_is_not_left_among_those_of_this_one(sudden, tmp
     draw_figures([sudden], tmp_path, only=["10", "4"])
     assert not mine.exists() and theirs.exists()
 
-
-# How a figure is added
 
 NEW_FIGURE = files_of_the_page()["src/sinkscope/figures/figure99_sinks_by_step.py"]
 

@@ -6,40 +6,35 @@ import pytest
 from sinkscope.errors import CallError
 from sinkscope.figures import draw_figure, draw_figures, open_statistics
 from sinkscope.figures.subject import subject_of
-from sinkscope.recorder.destinations import merge_statistics
+from sinkscope.recorder.destinations import ABOUT, merge_statistics
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.statistics.step import histogram_edges, quarters_of
 from sinkscope.traces.statistics_folder import StatisticsFolder
 
 
-def count(folder, *traces, excess=3.0):
+def statistics_of(folder, *traces):
     """Statistics of traces, as a recorder leaves them."""
     kept = StatisticsFolder(folder, {}, merge_statistics, len(traces))
     for number, trace in enumerate(traces):
-        feed = Summary.feed(PromptSettings(), excess)
+        feed = Summary.feed(PromptSettings.of(trace.causal, trace.manifest))
         for step in range(trace.steps):
-            arrays = {name: getattr(trace, name)[step] for name in trace.tensors}
-            feed.feed(arrays | {"key_norms": np.zeros_like(arrays["value_norms"])})
-        kept.commit(
-            number,
-            Summary.of(feed.finish(), excess).to_arrays(),
-            {"model": {"name": "org/planted"}, "causal": False},
-            {},
-        )
+            feed.feed({name: getattr(trace, name)[step] for name in trace.tensors if name != "lengths"})
+        vocabulary = {int(token): text for token, text in trace.manifest["vocabulary"].items()}
+        about = {name: trace.manifest[name] for name in ABOUT if name in trace.manifest}
+        kept.commit(number, Summary.of(feed.finish(vocabulary)).to_arrays(), about, vocabulary)
     return folder
 
 
 @pytest.fixture(scope="module")
 def statistics(sudden, tmp_path_factory):
-    return count(tmp_path_factory.mktemp("counted") / "statistics", sudden)
+    return statistics_of(tmp_path_factory.mktemp("counted") / "statistics", sudden)
 
 
 @pytest.mark.parametrize("name", ["3", "5", "9", "10", "norms"])
 def test_the_numbers_are_those_of_the_trace(sudden, statistics, name):
     found, expected = (draw_figure(name, one) for one in (statistics, sudden))
-    rows = [row for row in found.rows if row[1] != "key"]  # the trace has no key norms
-    assert len(rows) == len(expected.rows) > 5 and "org/planted" in found.title
-    for row, other in zip(rows, expected.rows, strict=True):
+    assert len(found.rows) == len(expected.rows) > 5 and "org/planted" in found.title
+    for row, other in zip(found.rows, expected.rows, strict=True):
         for mine, theirs in zip(map(str, row), map(str, other), strict=True):
             try:
                 assert float(mine) == pytest.approx(float(theirs), rel=1e-4), (row, other)
@@ -56,7 +51,7 @@ def test_figures_of_single_steps_are_not_drawn(statistics, unpainted, tmp_path):
 
 def test_several_prompts_add_up(sudden, statistics, tmp_path):
     twice, once = (
-        subject_of(open_statistics(count(tmp_path / "twice", sudden, sudden))),
+        subject_of(open_statistics(statistics_of(tmp_path / "twice", sudden, sudden))),
         subject_of(open_statistics(statistics)),
     )
     for name in ("steps", "sinks", "columns"):

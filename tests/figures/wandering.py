@@ -26,7 +26,6 @@ def wandering_columns(seed=0):
 
 def write_wandering(folder, columns, *, name="org/planted", causal=False, complete=True, **more):
     """A trace that commits one token a step from the left."""
-    folder.mkdir(parents=True)
     manifest = {
         "model": {"name": name, "family": "llada", "weight_hash": "0123abcd", "parameters": 12345},
         "causal": causal,
@@ -43,26 +42,26 @@ def write_wandering(folder, columns, *, name="org/planted", causal=False, comple
         "versions": {"python": "3.x"},
         "vocabulary": {str(token): text for token, text in enumerate(VOCABULARY)},
     }
-    writer = TraceWriter(folder, manifest)
-    tokens = np.full(POSITIONS, MASK, np.int32)
-    tokens[:PROMPT] = 1 + np.arange(PROMPT) % (len(VOCABULARY) - 1)
-    for step, sums in enumerate(columns):
+    tokens = 1 + np.arange(POSITIONS) % (len(VOCABULARY) - 1)
+    commits = [{PROMPT + step: 1 + step % (len(VOCABULARY) - 1)} for step in range(LENGTH)]
+    commits += [{}] * (len(columns) - LENGTH)
+    steps = [{"column_sums": sums} | {key: one[step] for key, one in more.items()} for step, sums in enumerate(columns)]
+    how = {"complete": complete, **({"text": "5 < 6 & so on"} if complete else {})}
+    return write_steps(folder, manifest, tokens[:PROMPT], commits[: len(columns)], steps, **how)
+
+
+def write_steps(folder, manifest, prompt, commits, steps, **how):
+    """A trace of a canvas that begins masked behind its prompt; ``commits`` {position: token} and tensors by step."""
+    folder.mkdir(parents=True)
+    writer, tokens = TraceWriter(folder, manifest), np.full(POSITIONS, MASK, np.int32)
+    tokens[: len(prompt)] = prompt
+    for commit, tensors in zip(commits, steps, strict=True):
         written = np.full(POSITIONS, -1, np.int32)
-        if step < LENGTH:
-            written[PROMPT + step] = 1 + step % (len(VOCABULARY) - 1)
-        extra = {key: value[step] for key, value in more.items()}
-        writer.add(
-            {
-                "tokens": tokens.copy(),
-                "masked": (tokens == MASK).astype(np.uint8),
-                "written": written,
-                "lengths": np.array(POSITIONS, np.int32),
-                "column_sums": sums,
-                **extra,
-            }
-        )
+        written[list(commit)] = list(commit.values())
+        masked, length = (tokens == MASK).astype(np.uint8), np.array(POSITIONS, np.int32)
+        writer.add({"tokens": tokens.copy(), "masked": masked, "written": written, "lengths": length, **tensors})
         tokens = np.where(written >= 0, written, tokens)
-    writer.close(complete=complete, **({"text": "5 < 6 & so on"} if complete else {}))
+    writer.close(**how)
     return open_trace(folder)
 
 

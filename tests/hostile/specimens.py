@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 from sinkscope.lab.prompts import problem_prompt
@@ -75,8 +74,6 @@ def make_specimens(folder: Path) -> Path:
 def _lit_gpt(folder: Path) -> None:
     """Write weights as paper 2's code names them, and a tokenizer for them."""
     from safetensors.torch import save_file
-
-    sys.path.append(str(Path(__file__).parents[1] / "models"))
     from smdm_weights import Shape, lit_gpt_weights
 
     from sinkscope.lab.prompts import build_tokenizer

@@ -61,14 +61,10 @@ def newest_row(call):
     return torch.nn.functional.pad(torch.softmax(scores[:, :, 0], -1), (call.first_key, 0))
 
 
-def written(network, rule):
+def test_behind_a_window_the_step_before_hides_only_what_is_still_held():
+    network, rule = gemma(), HideTopSinks(2, decide="last_row")
     with subscribed(network, seen := Calls()), rule(network) as running:
         network.generate(IDS, max_new_tokens=4, do_sample=False)
-    return seen, running
-
-
-def test_behind_a_window_the_step_before_hides_only_what_is_still_held():
-    seen, running = written(gemma(), HideTopSinks(2, decide="last_row"))
     for step in (2, 3):
         for layer in range(3):
             before, call = seen.columns[step - 1][layer], seen.calls[step][layer]

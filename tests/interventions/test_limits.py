@@ -7,13 +7,7 @@ from dense_maps import Seen
 
 import sinkscope
 from sinkscope.attention import subscribed
-from sinkscope.interventions import (
-    HidePositions,
-    HideSinksAbove,
-    KeepWindow,
-    calibrate_excess,
-    compose,
-)
+from sinkscope.interventions import HidePositions, HideSinksAbove, KeepWindow, calibrate_excess, compose
 from sinkscope.sinks import excess_of, in_unit, is_sink
 
 

@@ -109,12 +109,8 @@ def test_a_bad_rule_is_refused(text, message):
 
 
 def test_rules_are_split_without_their_options():
-    assert split_rules("none, top:1@current,last_row ,random:1@seed=2,sink-token,none") == [
-        "none",
-        "top:1@current,last_row",
-        "random:1@seed=2",
-        "sink-token",
-    ]
+    found = split_rules("none, top:1@current,last_row ,random:1@seed=2,sink-token,none")
+    assert found == ["none", "top:1@current,last_row", "random:1@seed=2", "sink-token"]
 
 
 def test_values_are_frozen_equal_and_hashable_with_numbers_of_numpy():

@@ -89,13 +89,6 @@ def test_the_log_and_the_recipe(whole_run):
     assert stored.pop("checksum") and stored == json.loads(json.dumps(dataclasses.asdict(TINY)))
 
 
-def test_another_recipe_in_the_same_folder_is_refused(whole_run):
-    state = (whole_run[0] / STATE).read_bytes()
-    with pytest.raises(TrainingError, match=r"objective 'masked_diffusion' → 'next_token', updates 12 → 40"):
-        train(dataclasses.replace(TINY, updates=40, objective="next_token"), whole_run[0], progress=False)
-    assert (whole_run[0] / STATE).read_bytes() == state
-
-
 def test_the_learning_rate_rises_peaks_and_ends_at_its_final_share():
     recipe = dataclasses.replace(TINY, updates=1000, learning_rate=2e-3, warmup_share=0.05, final_share=0.1)
     rates = [learning_rate(recipe, update) for update in range(1000)]
@@ -143,9 +136,6 @@ def test_gradients_that_a_watch_leaves_are_not_trained_on(whole_run, tmp_path):
 
     train(TINY, tmp_path, progress=False, watch=watch)
     assert_same_run(tmp_path, whole_run[0])
-
-
-# The checkpoint
 
 
 BRIEF = dataclasses.replace(TINY, updates=3, save_every=2)
@@ -202,16 +192,9 @@ def test_a_kill_while_saving_leaves_nothing_that_looks_finished(tmp_path, monkey
     assert {path.name for path in (tmp_path / "cut").iterdir()} == {one.name for one in (tmp_path / "whole").iterdir()}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"updates": 0}, "updates: Input should be greater than or equal to 1, found 0"),
-        ({"architecture": dataclasses.replace(TINY.architecture, positions="x")}, "architecture.positions: Input"),
-    ],
-)
-def test_a_recipe_with_a_value_out_of_bounds_is_not_trained(tmp_path, change, message):
-    with pytest.raises(CallError, match=f"^recipe: {message}"):
-        train(dataclasses.replace(TINY, **change), tmp_path / "out", progress=False)
+def test_a_recipe_with_a_value_out_of_bounds_is_not_trained(tmp_path):
+    with pytest.raises(CallError, match="recipe: updates: Input should be greater than or equal to 1, found 0"):
+        train(dataclasses.replace(TINY, updates=0), tmp_path / "out", progress=False)
     assert not (tmp_path / "out").exists()
 
 

@@ -16,11 +16,10 @@ class LocalHub:
 
     Attributes:
         asked: (method, path, range) of every request.
-        refuse: path pattern → (status, X-Error-Code).
     """
 
     def __init__(self, folder):
-        self.folder, self.asked, self.refuse = folder, [], {}
+        self.folder, self.asked = folder, []
 
     @property
     def fetched(self):
@@ -52,9 +51,6 @@ class _Answers(BaseHTTPRequestHandler):
     def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
-        for pattern, (status, code) in self.hub.refuse.items():
-            if re.fullmatch(pattern, path):
-                return self.answer(status, headers={} if code is None else {"X-Error-Code": code})
         if path.startswith("/cdn/"):
             return self.answer(200, self.hub.files()[path.removeprefix("/cdn/")])
         found = re.fullmatch(r"(/api/models)?/lab/model(?:/(revision|tree|resolve)/([^/]+))?(?:/(.+))?", path)

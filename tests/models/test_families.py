@@ -92,10 +92,7 @@ def test_a_config_is_recognised(config, family):
 @pytest.mark.parametrize(
     ("config", "fragment"),
     [
-        (
-            LLADA_CONFIG | {"architectures": ["LLaDAVModel"]},
-            r"architectures: expected LLaDAModelLM .*'LLaDAVModel'",
-        ),
+        (LLADA_CONFIG | {"architectures": ["LLaDAVModel"]}, r"architectures: expected LLaDAModelLM .*'LLaDAVModel'"),
         ({"architectures": ["X"]}, r"found model_type None, is_causal True, architectures \['X'\]"),
         ({"model_type": "llama", "is_causal": False, "sinkscope_family": "sedd"}, "to be one of a2d, .*'sedd'"),
     ],
@@ -159,8 +156,6 @@ def test_what_sdars_config_does_not_name_is_what_its_published_code_takes():
     assert converted.fields["block_size"] == 16
     assert completed(LLADA_CONFIG, LLADA) == LLADA_CONFIG
 
-
-# Special tokens and conversations
 
 CHAT = [
     {"role": "user", "content": " w1 w2 "},

@@ -79,14 +79,8 @@ def test_a_repository_without_safetensors(hub):
     assert not hub.fetched
 
 
-# What a hub says
-
-
 def test_what_the_hub_refuses_is_said_in_the_words_of_its_library(hub):
     assert "Repository Not Found" in refusal("lab/nothing")
-    hub.refuse = {".*resolve.*": (401, "GatedRepo")}
-    assert "gated" in refusal(NAME).lower()
-    hub.refuse = {}
     assert sinkscope.load(NAME, revision="v1").commit == COMMIT
     assert "v9" in refusal(NAME, revision="v9")
     assert "expected a hub id" in refusal("lab-diffusion", CallError, revision="v1")

@@ -19,34 +19,33 @@ def double(network):
         network.model.layers[0].self_attn.q_proj.weight.mul_(2)
 
 
-def replace_weight(network):
-    projection = network.model.layers[0].self_attn.q_proj
-    projection.weight = nn.Parameter(projection.weight * 2)
-
-
-def drop_layer(network):
-    network.model.layers = network.model.layers[:-1]
-
-
-def adapt(network):
-    network.model.layers[0].self_attn.q_proj.lora = nn.Linear(4, 4)
-
-
-@pytest.mark.parametrize("change", [double, replace_weight, adapt, drop_layer])
+@pytest.mark.parametrize("change", ["doubled", "replaced", "adapted", "a layer dropped", "cast"])
 @pytest.mark.parametrize("duplicate", [None, copy.deepcopy])
 def test_a_trace_of_changed_weights_names_no_file(diffusion_folder, tmp_path, duplicate, change):
+    """Weights that were only cast are those of the file, in another dtype."""
     model = sinkscope.load(diffusion_folder)
     if duplicate is not None:
         model = duplicate(model)
-    for name, expected in (("as-loaded", model.card.weight_hash), ("changed", None)):
-        if expected is None:
-            change(model.network)
+    stock, layers, projection = model.card, model.network.model.layers, model.network.model.layers[0].self_attn.q_proj
+    for name in ("as-loaded", "changed"):
+        if name == "changed" and change == "doubled":
+            double(model.network)
+        elif name == "changed" and change == "replaced":
+            projection.weight = nn.Parameter(projection.weight * 2)
+        elif name == "changed" and change == "adapted":
+            projection.lora = nn.Linear(4, 4)
+        elif name == "changed" and change == "cast":
+            model.network.bfloat16()
+        elif name == "changed":
+            model.network.model.layers = layers[:-1]
         with sinkscope.recording(model, tmp_path / name):
             sinkscope.generate(model, [5, 6, 7], length=4, block=4)
         trace = sinkscope.open_trace(tmp_path / name)
-        card = trace.manifest["model"]
-        assert card["weight_hash"] == expected and card["layers"] == len(trace.layers)
+        card, same = trace.manifest["model"], name == "as-loaded" or change == "cast"
+        assert card["weight_hash"] == (stock.weight_hash if same else None) and card["layers"] == len(trace.layers)
         assert card["parameters"] == sum(one.numel() for one in model.network.parameters())
+        dtype = "bfloat16" if name == "changed" and change == "cast" else "float32"
+        assert card["dtype"] == trace.manifest["dtype"] == dtype and card["stored_dtype"] == stock.stored_dtype
 
 
 def test_a_network_of_other_files_or_inside_an_adapter_counts_as_changed(diffusion_folder):

@@ -69,14 +69,9 @@ def test_shards_load_and_are_hashed_in_order_of_their_names(folder, diffusion):
     assert model.card.weight_hash == hashlib.sha256(both).hexdigest()
 
 
-def store_as_bfloat16(folder):
-    network = sinkscope.load(str(folder)).network.to(torch.bfloat16)
-    network.save_pretrained(folder)
-
-
 @pytest.mark.parametrize("dtype", ["float32", torch.float16])
 def test_a_dtype_asked_for_is_given(folder, dtype):
-    store_as_bfloat16(folder)
+    sinkscope.load(str(folder)).network.to(torch.bfloat16).save_pretrained(folder)
     model = sinkscope.load(str(folder), dtype=dtype)
     wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     assert {parameter.dtype for parameter in model.network.parameters()} == {wanted}

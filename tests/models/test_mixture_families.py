@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from tiny import LLADA2_CONFIG, MASK, TINY, save_tiny, weights
+from changed_tokens import changes_along
+from tiny import LLADA2_CONFIG, TINY, save_tiny, weights
 from tiny_tokenizers import SAVE
 
 import sinkscope
@@ -38,28 +38,19 @@ def moe(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case["settings"].values())))
 def test_llada2_writes_what_the_published_loop_writes(case, model):
-    settings, prompt = settings_of("llada2")(**case["settings"]), case["prompts"][0]
+    settings = settings_of("llada2")(**case["settings"])
     steps = list(find_sampler("llada2")(model, make_batch(model, case["prompts"], [None], settings.length), settings))
     assert steps[-1].tokens[0].tolist() == case["final"]
-    before, found = torch.tensor([*prompt, *[MASK] * (len(case["final"]) - len(prompt))]), []
-    for step in steps:
-        if bool((step.written >= 0).any()):  # the other calls only read, and the published loop has none of them
-            changed = (step.tokens[0] != before).nonzero().flatten()
-            found.append(torch.stack([changed, step.tokens[0][changed]], dim=1).flatten().tolist())
-        before = step.tokens[0]
-    assert found == case["steps"][0]
+    found = changes_along(case["prompts"][0], [step.tokens[0] for step in steps])
+    writes = [bool((step.written >= 0).any()) for step in steps]
+    assert [one for one, wrote in zip(found, writes, strict=True) if wrote] == case["steps"][0]  # others only read
 
 
 @pytest.mark.parametrize("case", MOE_CASES, ids=lambda case: "-".join(map(str, case["settings"].values())))
 def test_llada_moe_writes_what_the_published_loop_writes(case, moe):
     settings = settings_of("llada")(**case["settings"])
-    before = torch.tensor([*case["prompts"][0], *[MASK] * settings.length])
-    found = []
-    for step in find_sampler("llada")(moe, make_batch(moe, case["prompts"], [None], settings.length), settings):
-        changed = (step.tokens[0] != before).nonzero().flatten()
-        found.append(torch.stack([changed, step.tokens[0][changed]], dim=1).flatten().tolist())
-        before = step.tokens[0]
-    assert found == case["steps"][0]
+    steps = find_sampler("llada")(moe, make_batch(moe, case["prompts"], [None], settings.length), settings)
+    assert changes_along(case["prompts"][0], [step.tokens[0] for step in steps]) == case["steps"][0]
 
 
 def test_they_pass_every_check(model, moe):
@@ -88,13 +79,8 @@ def test_what_its_config_does_not_name_is_what_its_published_code_takes():
     converted = convert_config(completed(bare | {"vocab_size": 157184}, LLADA2), LLADA2, "here")
     assert (converted.mask_id, converted.eos_ids, converted.fields["block_size"]) == (156895, (156892,), 32)
     settings = resolve_settings(LLADA2)
-    assert (settings.length, settings.block, settings.block_steps, settings.threshold, settings.stop) == (
-        2048,
-        32,
-        32,
-        0.95,
-        True,
-    )
+    found = [getattr(settings, name) for name in "length block block_steps threshold stop".split()]
+    assert found == [2048, 32, 32, 0.95, True]
 
 
 def test_a_missing_expert_is_named(tmp_path):

@@ -30,13 +30,6 @@ def two(folder, tmp_path):
     return models, [open_trace(tmp_path / f"trace-{number}") for number in range(2)]
 
 
-def roles_of(model):
-    card = model.card
-    return Roles(
-        card.name, card.weight_hash, card.layers, card.heads, Rules(), (), 2, 1, {}, config_hash=card.config_hash
-    )
-
-
 def test_their_traces_are_not_pooled(two):
     models, traces = two
     assert models[0].card.weight_hash == models[1].card.weight_hash
@@ -46,7 +39,9 @@ def test_their_traces_are_not_pooled(two):
 
 def test_roles_of_one_are_not_those_of_the_other(two):
     models, traces = two
-    roles = roles_of(models[0])
+    card = models[0].card
+    named = (card.name, card.weight_hash, card.layers, card.heads)
+    roles = Roles(*named, Rules(), (), 2, 1, {}, config_hash=card.config_hash)
     assert explore(traces, roles=roles) and Roles.from_dict(roles.as_dict()) == roles
     with pytest.raises(CallError, match=r"found traces of other weights or another config\.json"):
         explore(traces[1:], roles=roles)

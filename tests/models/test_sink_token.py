@@ -21,10 +21,6 @@ ENDS = [
 ]
 
 
-def difference(mine, theirs):
-    return float((mine - theirs).detach().abs().max() / theirs.detach().abs().max())
-
-
 # The token beside the text is the token in the text
 
 
@@ -43,7 +39,7 @@ def test_logits_are_those_of_rows_in_the_sequence(kind, variant):
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients):
             assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
-    assert difference(plain(TOKENS, use_cache=False).logits, expected) > 1e-2
+    assert (plain(TOKENS, use_cache=False).logits - expected).abs().max() > 1e-2 * expected.abs().max()
 
 
 @torch.no_grad()
@@ -92,9 +88,6 @@ def test_a_gate_multiplies_the_attention_output():
     assert_close(network(TOKENS, use_cache=False).logits, expected, terms=TERMS)
 
 
-# Padding, batches, cache
-
-
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("causal", "name"), [(False, "token-2"), (True, "token-2"), (False, "token-end"), (True, "logit"), (False, "gate")]
@@ -125,9 +118,6 @@ def test_a_cache_holds_the_text_alone_and_changes_nothing(name):
     assert_close(torch.cat(parts, dim=1), whole[:, :19], terms=TERMS)
 
 
-# Gradients
-
-
 def test_the_gradient_of_the_token_is_that_of_its_rows():
     plain = body()
     network = trained(add_sink_token(copy.deepcopy(plain), SinkToken(count=2)))
@@ -137,9 +127,6 @@ def test_the_gradient_of_the_token_is_that_of_its_rows():
     dense_logits(plain, row, TOKENS).logsumexp(-1).sum().backward()
     assert_close(embedding.grad, row.grad, terms=3 * TERMS)
     assert_close(network.model.embed_tokens.weight.grad, plain.model.embed_tokens.weight.grad, terms=3 * TERMS)
-
-
-# Watching and hiding
 
 
 class _Sums(Watcher):
@@ -182,9 +169,6 @@ def test_a_cache_with_the_token_at_the_end_is_refused():
         network(TOKENS[:, :1], past_key_values=cache)
 
 
-# Adding
-
-
 def test_adding_leaves_the_body_and_a_shared_configuration_alone():
     config = body().config
     one, other = transformers.LlamaForCausalLM(config).eval(), transformers.LlamaForCausalLM(config).eval()
@@ -202,12 +186,9 @@ def test_adding_leaves_the_body_and_a_shared_configuration_alone():
     [
         (lambda: SinkToken(count=3), r"count: expected one of 1, 2, 4, found 3"),
         (lambda: add_sink_token(body(), "tokens"), r"no variant 'tokens'; expected one of none, token, token-end"),
-        (lambda: add_sink_token(with_sink(), "gate"), r"'gate': the network has 'token' already"),
+        (lambda: add_sink_token(with_sink(), "gate"), "'gate': expected .* without a sink, found Sink"),
         (lambda: add_sink_token(body(causal=True), "token-end"), r"expected a bidirectional network"),
-        (
-            lambda: add_sink_token(torch.nn.Linear(2, 2)),
-            r"expected a LlamaForCausalLM or Qwen2ForCausalLM, found Linear",
-        ),
+        (lambda: add_sink_token(torch.nn.Linear(2, 2)), "expected a LlamaForCausalLM .*, found Linear"),
     ],
 )
 def test_a_variant_that_does_not_fit_is_refused(make, message):

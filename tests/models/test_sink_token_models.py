@@ -85,9 +85,6 @@ def test_sinkscope_check_proves_it(folders, name):
     assert not failed
 
 
-# Writing
-
-
 @pytest.mark.parametrize("name", ["token-2", "token-end", "logit", "gate"])
 def test_a_batch_with_padding_and_guidance_is_written_as_its_rows_alone(folders, name, question, short):
     model = sinkscope.load(str(folders[name]))
@@ -109,9 +106,6 @@ def test_a_causal_batch_is_written_as_its_rows_alone_and_without_a_cache(folders
                 following = model.network(tokens, use_cache=False).logits[:, -1].argmax(-1)
             tokens = torch.cat([tokens, following[:, None]], dim=1)
         assert torch.equal(together.tokens, tokens[0])
-
-
-# Recording
 
 
 @pytest.mark.parametrize("name", ["token-4", "token-end", "logit"])

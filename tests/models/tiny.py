@@ -74,15 +74,11 @@ _STOCK = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
-_DIFFUSING = _STOCK | {
-    "eos_token_id": EOS,
-    "mask_token_id": MASK,
-    "max_position_embeddings": 128,
-    "rope_scaling": None,
-}
+_DIFFUSING = _STOCK | {"eos_token_id": EOS, "mask_token_id": MASK, "max_position_embeddings": 128, "rope_scaling": None}
+_DIFFUSING |= {"auto_map": REMOTE}
+_SMALL = _DIFFUSING | {"hidden_size": 48, "num_hidden_layers": 3, "vocab_size": 64}
 DREAM_CONFIG = _DIFFUSING | {
     "architectures": ["DreamModel"],
-    "auto_map": REMOTE,
     "bos_token_id": EOS,
     "hidden_size": 56,
     "intermediate_size": 72,
@@ -127,37 +123,31 @@ LLAMA_CONFIG = _STOCK | {
     "vocab_size": 63,
 }
 
-SDAR_CONFIG = _DIFFUSING | {
+SDAR_CONFIG = _SMALL | {
     "architectures": ["SDARForCausalLM"],
-    "auto_map": REMOTE,
     "attn_implementation": "flex_attention",
     "bos_token_id": EOS,
     "block_size": 4,
     "ep_size": 1,
     "fuse_cross_entropy": True,
     "head_dim": 16,
-    "hidden_size": 48,
     "intermediate_size": 72,
     "max_window_layers": 36,
     "micro_forward": False,
     "model_type": "sdar",
     "num_attention_heads": 6,
-    "num_hidden_layers": 3,
     "rms_norm_eps": 1e-06,
     "rope_theta": 1000000,
     "sliding_window": None,
     "transformers_version": "4.52.4",
-    "vocab_size": 64,
     **all_of(False, "attention_bias debug skip_checkpoint use_cache use_deepep use_sliding_window"),
 }
 
-LLADA_MOE_CONFIG = _DIFFUSING | {
+LLADA_MOE_CONFIG = _SMALL | {
     "architectures": ["LLaDAMoEModelLM"],
     "attention_bias": False,
-    "auto_map": REMOTE,
     "dense_intermediate_size": 72,
     "expert_intermediate_size": 24,
-    "hidden_size": 48,
     "model_type": "llada",
     "moe_layer_freq": [1, 1, 1],
     "moe_router_enable_expert_bias": False,
@@ -165,7 +155,6 @@ LLADA_MOE_CONFIG = _DIFFUSING | {
     "num_attention_heads": 4,
     "num_experts": 5,
     "num_experts_per_tok": 2,
-    "num_hidden_layers": 3,
     "output_router_logits": False,
     "pad_token_id": EOS,
     "partial_rotary_factor": 1,
@@ -176,20 +165,17 @@ LLADA_MOE_CONFIG = _DIFFUSING | {
     "router_aux_loss_coef": 0.01,
     "transformers_version": "4.46.3",
     "use_cache": False,
-    "vocab_size": 64,
     **all_of(
         None, "bos_token_id clip_qkv norm_topk_prob router_num_group router_topk_group shared_expert_intermediate_size"
     ),
 }
 
-LLADA2_CONFIG = _DIFFUSING | {  # the arguments of the published config class; its config.json was not seen
+LLADA2_CONFIG = _SMALL | {  # the arguments of the published config class; its config.json was not seen
     "architectures": ["LLaDA2MoeModelLM"],
-    "auto_map": REMOTE,
     "block_size": 4,
     "embedding_dropout": 0.0,
     "first_k_dense_replace": 1,
     "head_dim": 16,
-    "hidden_size": 48,
     "intermediate_size": 56,
     "max_window_layers": 28,
     "model_type": "llada2_moe",
@@ -198,7 +184,6 @@ LLADA2_CONFIG = _DIFFUSING | {  # the arguments of the published config class; i
     "num_attention_heads": 6,
     "num_experts": 16,
     "num_experts_per_tok": 3,
-    "num_hidden_layers": 3,
     "num_shared_experts": 2,
     "output_dropout": 0.0,
     "pad_token_id": EOS,
@@ -210,7 +195,6 @@ LLADA2_CONFIG = _DIFFUSING | {  # the arguments of the published config class; i
     "topk_group": 2,
     "transformers_version": "4.56.2",
     "use_qk_norm": True,
-    "vocab_size": 64,
     **all_of(False, "norm_head output_router_logits use_bias use_cache use_qkv_bias use_sliding_window"),
 }
 
@@ -251,23 +235,11 @@ def llada_shapes(config):
     """Published name → shape."""
     width, inner = config["d_model"], config["mlp_hidden_size"]
     keys = config["n_kv_heads"] * width // config["n_heads"]
-    shapes = {
-        "wte": (config["embedding_size"], width),
-        "ln_f": (width,),
-        "ff_out": (config["embedding_size"], width),
-    }
+    shapes = {"wte": (config["embedding_size"], width), "ln_f": (width,), "ff_out": (config["embedding_size"], width)}
     for number in range(config["n_layers"]):
-        block = {
-            "attn_norm": (width,),
-            "ff_norm": (width,),
-            "q_proj": (width, width),
-            "k_proj": (keys, width),
-            "v_proj": (keys, width),
-            "attn_out": (width, width),
-            "ff_proj": (inner, width),
-            "up_proj": (inner, width),
-            "ff_out": (width, inner),
-        }
+        block = all_of((width,), "attn_norm ff_norm") | all_of((width, width), "q_proj attn_out")
+        block |= all_of((keys, width), "k_proj v_proj") | all_of((inner, width), "ff_proj up_proj")
+        block["ff_out"] = (width, inner)
         shapes |= {f"blocks.{number}.{name}": shape for name, shape in block.items()}
     return {f"model.transformer.{name}.weight": shape for name, shape in shapes.items()}
 
@@ -282,14 +254,9 @@ def stock_shapes(config, biases, norms=False):
         "lm_head.weight": (rows, width),
     }
     for number in range(config["num_hidden_layers"]):
-        layer = {
-            "input_layernorm.weight": (width,),
-            "post_attention_layernorm.weight": (width,),
-            "self_attn.q_proj.weight": (queries, width),
-            "self_attn.k_proj.weight": (keys, width),
-            "self_attn.v_proj.weight": (keys, width),
-            "self_attn.o_proj.weight": (width, queries),
-        }
+        layer = all_of((width,), "input_layernorm.weight post_attention_layernorm.weight")
+        layer |= all_of((keys, width), "self_attn.k_proj.weight self_attn.v_proj.weight")
+        layer |= {"self_attn.q_proj.weight": (queries, width), "self_attn.o_proj.weight": (width, queries)}
         experts = [f".experts.{one}" for one in range(config.get("num_experts", 0))] or [""]
         inner = config.get("expert_intermediate_size", inner)
         for one in experts:
@@ -318,14 +285,10 @@ def llada2_shapes(config):
         "lm_head.weight": (rows, width),
     }
     for number in range(config["num_hidden_layers"]):
-        layer = {
-            "input_layernorm.weight": (width,),
-            "post_attention_layernorm.weight": (width,),
-            "attention.query_key_value.weight": ((heads + 2 * keys) * dim, width),
-            "attention.query_layernorm.weight": (dim,),
-            "attention.key_layernorm.weight": (dim,),
-            "attention.dense.weight": (width, heads * dim),
-        }
+        layer = all_of((width,), "input_layernorm.weight post_attention_layernorm.weight")
+        layer |= all_of((dim,), "attention.query_layernorm.weight attention.key_layernorm.weight")
+        layer["attention.query_key_value.weight"] = ((heads + 2 * keys) * dim, width)
+        layer["attention.dense.weight"] = (width, heads * dim)
         sizes = {"mlp": config["intermediate_size"]}
         if number >= config["first_k_dense_replace"]:
             sizes = {f"mlp.experts.{one}": inner for one in range(count)}

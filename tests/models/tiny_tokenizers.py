@@ -16,56 +16,28 @@ TEXTS = [
 
 
 def _special(text):
-    return {
-        "content": text,
-        "lstrip": False,
-        "normalized": False,
-        "rstrip": False,
-        "single_word": False,
-        "special": True,
-    }
+    return {"content": text, "special": True, **dict.fromkeys("lstrip normalized rstrip single_word".split(), False)}
 
 
 def save_words(folder, added, tokenizer_class="PreTrainedTokenizerFast", template=None, **named):
     """tokenizer.json of one word a token, ``w0`` … ``w55``, and the added tokens behind them, by id."""
     words = {f"w{number}": number for number in range(56)}
     tokens = [{"id": number, **_special(text)} for number, text in added.items()]
-    core = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": tokens,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": words | {text: number for number, text in added.items()},
-            "unk_token": "w0",
-        },
-    }
+    vocabulary = words | {text: number for number, text in added.items()}
+    core = dict.fromkeys("truncation padding normalizer post_processor decoder".split())
+    core |= {"version": "1.0", "added_tokens": tokens, "pre_tokenizer": {"type": "WhitespaceSplit"}}
+    core |= {"model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"}}
     (folder / "tokenizer.json").write_text(json.dumps(core))
-    settings = {
-        "tokenizer_class": tokenizer_class,
-        "model_max_length": 1000,
-        "clean_up_tokenization_spaces": False,
-        **named,
-    }
+    settings = {"tokenizer_class": tokenizer_class, "model_max_length": 1000, "clean_up_tokenization_spaces": False}
+    settings |= named
     if template is not None:
         settings["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 
-LLADA_ADDED = {
-    56: "<|startoftext|>",
-    57: "<|endoftext|>",
-    58: "<|start_header_id|>",
-    59: "<|end_header_id|>",
-    60: "<|mdm_mask|>",
-    61: "<|eot_id|>",
-}
+_LLADA_SPECIAL = "startoftext endoftext start_header_id end_header_id mdm_mask eot_id".split()
+LLADA_ADDED = {number: f"<|{name}|>" for number, name in enumerate(_LLADA_SPECIAL, 56)}
 LLADA_NAMED = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}
 
 

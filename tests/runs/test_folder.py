@@ -71,11 +71,11 @@ def test_a_new_folder_stays_empty_where_its_body_raises(tmp_path):
 
 def test_files_are_replaced_together(tmp_path):
     (tmp_path / "one").write_text("old")
-    with pytest.raises(KeyboardInterrupt), folder.replaced_files(tmp_path, TraceError) as within:
+    with pytest.raises(KeyboardInterrupt), folder.replaced_files(tmp_path) as within:
         (within / "one").write_text("new")
         raise KeyboardInterrupt
     assert (tmp_path / "one").read_text() == "old" and folder.names_in(tmp_path) == ["one"]
-    with folder.replaced_files(tmp_path, TraceError) as within:
+    with folder.replaced_files(tmp_path) as within:
         (within / "one").write_text("new")
         (within / "two").write_text("new")
     assert (tmp_path / "one").read_text() == "new" and folder.names_in(tmp_path) == ["one", "two"]

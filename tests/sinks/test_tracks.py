@@ -35,13 +35,6 @@ def sinks_of(moving, columns):
     return Sinks(**rows, **asked, token=rows["position"], columns=columns, moving=moving, ranked=columns)
 
 
-def runs_of(tracks):
-    return [(one.position, one.first_step, one.last_step) for one in tracks]
-
-
-# Kinds
-
-
 @pytest.mark.parametrize(
     ("runs", "kinds", "successors"),
     [
@@ -64,7 +57,7 @@ def runs_of(tracks):
 )
 def test_the_kind_of_a_track_and_its_successor(runs, kinds, successors):
     tracks = only(runs)
-    assert runs_of(tracks) == runs
+    assert [(one.position, one.first_step, one.last_step) for one in tracks] == runs
     assert [one.kind for one in tracks] == kinds and [one.successor for one in tracks] == successors
     moved = [(one.distance, tracks[one.successor].position - one.position) for one in tracks if one.distance]
     assert all(distance == expected for distance, expected in moved)
@@ -77,9 +70,6 @@ def test_tracks_are_pickled():
     places = np.array([3, 8]), np.array([1, 1]), np.array([2, 2]), np.array([5, 5])
     assert again.is_sink(*places).tolist() == tracks.is_sink(*places).tolist() == [True, False]
     assert json.loads(json.dumps(tracks.as_dict()))["tracks"] == [vars(one) for one in tracks.tracks]
-
-
-# Main sinks and moves
 
 
 def test_the_main_sink_is_the_strongest_ties_to_the_lower_position():

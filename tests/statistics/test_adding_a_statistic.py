@@ -50,13 +50,9 @@ class Elsewhere(Statistic):
         return {("elsewhere.steps", ()): float(prompt.steps)}
 
 
-def declared(monkeypatch, value):
-    point = EntryPoint("mine", value, "sinkscope.statistics")
-    monkeypatch.setattr(extension_points, "entry_points", lambda group: [point] if group == point.group else [])
-
-
 def test_a_statistic_of_another_package_is_declared_as_an_entry_point(monkeypatch, anew):
-    declared(monkeypatch, f"{__name__}:Elsewhere")
+    point = EntryPoint("mine", f"{__name__}:Elsewhere", "sinkscope.statistics")
+    monkeypatch.setattr(extension_points, "entry_points", lambda group: [point] if group == point.group else [])
     trace = make_trace(random_columns(0, steps=9))
     (found,) = analyse([trace], [Threshold(3.0)], choice=False).find("elsewhere.steps")
     assert (found.value, found.definition.unit) == (9, "steps")

@@ -13,15 +13,11 @@ POINT = Threshold(3.0)
 LONG = 20
 
 
-def movement_of(columns, **more):
-    return values_at(Movement(), summarise(make_trace(columns, **more), [POINT]), POINT)
-
-
 def test_a_sink_that_keeps_to_the_frontier_stands_still_relative_to_it():
     """One token is committed a step from left to right, from position 10 on; the sink stands two behind the leftmost
     mask.
     """
-    values = movement_of(sink_at(8 + np.arange(LONG)))
+    values = values_at(Movement(), summarise(make_trace(sink_at(8 + np.arange(LONG))), [POINT]), POINT)
     assert values["movement.drift", ()] == pytest.approx(1)
     assert values["movement.drift_relative", (("frontier", "leftmost_mask"),)] == pytest.approx(0)
     assert values["movement.drift_relative", (("frontier", "nearest_mask"),)] == pytest.approx(0)

@@ -50,10 +50,6 @@ def merged(summaries):
     return first
 
 
-def by_place(document):
-    return {(row["name"], tuple(row["at"].items())): row for row in document["statistics"]}
-
-
 def sinks_of(prompt, excess=3.0, unit="queries"):
     """Sinks among the columns and the followed ones, and what ranks each, by the rule that is the default."""
     columns = prompt.column_sums
@@ -91,7 +87,8 @@ def document(summary):
 
 
 def test_every_number_and_interval_is_that_of_the_analysis_of_whole_traces(prompts, summary, document):
-    rows, found = by_place(document), analyse(prompts, choice=False)
+    rows = {(row["name"], tuple(row["at"].items())): row for row in document["statistics"]}
+    found = analyse(prompts, choice=False)
     for one in found.statistics:
         if one.name in ELSEWHERE:
             continue

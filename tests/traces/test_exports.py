@@ -12,7 +12,7 @@ import zarr
 from grown_traces import FIRST_LENGTH, HEADS, LAYERS, MANIFEST, SINKS, SIZES, dense, make_steps, write_trace
 
 from sinkscope.axes import TRACE_AXES, TRACE_UNITS
-from sinkscope.errors import CallError, TraceError
+from sinkscope.errors import CallError
 from sinkscope.traces import export_trace, exporting, open_trace, to_xarray
 
 STEPS = 19
@@ -129,7 +129,7 @@ def test_nothing_is_overwritten_and_a_failure_leaves_nothing_behind(trace, tmp_p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(exporting._WRITERS, "numpy", full)
-    with pytest.raises(TraceError, match=r"cannot be written \(.*No space left on device\)"):
+    with pytest.raises(OSError, match="No space left on device"):
         export_trace(trace, "numpy", tmp_path / "other")
     assert [*tmp_path.iterdir()] == [mine]
 

@@ -24,10 +24,6 @@ def make_step(number, length=7):
     }
 
 
-def manifest_of(folder):
-    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-
-
 def parts_in(folder):
     return sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
 
@@ -45,7 +41,7 @@ def test_a_part_holds_at_most_16_steps_and_is_listed_with_its_checksum(tmp_path)
         writer.add(make_step(number))
         assert len(parts_in(tmp_path)) == (number + 1) // 16
     writer.close(complete=True, text="an answer")
-    manifest = manifest_of(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert [manifest[key] for key in ("complete", "text", "steps")] == [True, "an answer", 37]
     assert [(part["first_step"], part["steps"]) for part in manifest["parts"]] == [(0, 16), (16, 16), (32, 5)]
     assert [part["file"] for part in manifest["parts"]] == parts_in(tmp_path)
@@ -146,16 +142,12 @@ def test_a_trace_survives_kills_before_anything_is_recorded_in_its_place(recorde
     for _ in range(2):
         killed_run(recorded, monkeypatch, lambda: fill(recorded, ["manifest.json"]))
         assert contents(recorded / ASIDE) == before
+        (recorded / "manifest.json").unlink()
+        TraceWriter(recorded, MANIFEST)
         with pytest.raises(TraceError, match="the trace that was to be replaced is in"):
-            sinkscope.find_sinks(_without_steps(recorded))
+            sinkscope.find_sinks(recorded)
     stopped_run(recorded)
     assert contents(recorded) == before
-
-
-def _without_steps(folder):
-    (folder / "manifest.json").unlink()
-    TraceWriter(folder, MANIFEST)
-    return open_trace(folder)
 
 
 def test_the_steps_of_a_killed_run_are_the_trace_that_waits_next(recorded, monkeypatch):

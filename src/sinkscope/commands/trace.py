@@ -151,7 +151,6 @@ class Trace(Command):
             return recorder, hiding, [sinkscope.generate(model, prompt, **how) for prompt in prompts]
 
     def _record(self, model: Any, prompts: Sequence[Any], settings: Any, rule: Any, keep: str) -> None:
-        """Write one trace a prompt, then the single maps that were asked for."""
         from sinkscope.interventions.intervention import canonical_rule
 
         hide, places = canonical_rule(self.hide), [] if self.keep_maps is None else read_places(self.keep_maps)

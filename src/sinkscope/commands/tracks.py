@@ -21,7 +21,6 @@ class Tracks(Command):
     Attributes:
         trace: folder of a trace, or of numbered traces.
         tolerance: how many steps in a row a sink may be below the threshold without ending its track.
-        share: of the attention by which a sink exceeds others where moves are compared between models.
     """
 
     trace: Positional[Path]
@@ -29,7 +28,6 @@ class Tracks(Command):
     unit: Unit = "queries"
     rule: Rule = None
     tolerance: int = 0
-    share: float = 0.1875
     roles: RolesFile = None
     json: Json = False
 
@@ -43,7 +41,7 @@ class Tracks(Command):
             sinks = find_sinks(trace, self.excess, self.unit, self.rule)
             tracks = track(sinks, self.tolerance)
             test = movement_test(tracks.main, tracks.is_sink, uncounted=tracks.uncounted)
-            place, averaged = place_of(sinks, trace.tokens[:]), averaged_moves(trace, share=self.share)
+            place, averaged = place_of(sinks, trace.tokens[:]), averaged_moves(trace)
             if not self.json:
                 _print(trace, tracks, test, roles, place, averaged)
                 continue
@@ -102,7 +100,6 @@ def _print(trace: Any, tracks: Any, test: Any, roles: Any, place: Any, averaged:
 
 
 def _print_heads(trace: Any, tracks: Any) -> None:
-    """Print the eight heads whose main sink moves most, and the tokens it goes through."""
     if not (moving := tracks.moving):
         return say("no main sink moves or swaps")
     say(f"main sinks that move most ({min(8, len(moving))} of the {len(moving)} that move or swap)")

@@ -190,7 +190,6 @@ class FastDLLMv2Writer(BlockWriter):
             yield self.call(start, start + block)
 
     def _ended(self) -> bool:
-        """Return whether the answer has an end token without masks in front of it."""
         answer = self.canvas[0, self.prompt :]
         ends = torch.isin(answer, self.ends).nonzero()
         return len(ends) > 0 and not bool((answer[: int(ends[0])] == self.mask_id).any())

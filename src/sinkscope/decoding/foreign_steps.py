@@ -185,10 +185,9 @@ def following(
     own = model.card.mask_id if loaded else getattr(getattr(network, "config", None), "mask_token_id", None)
     pad_id = model.tokenizer.pad_token_id if loaded and pad_id is None else pad_id
     mask = own if mask_id is None else mask_id
-    if mask is None:
-        raise CallError(f"mask_id: expected the mask token, found none in {type(network).__name__}; name it")
-    if loaded and mask != own:
-        raise CallError(f"mask_id: the mask of {model.card.name} is {own}, found {mask_id}; leave it out")
+    if mask is None or (loaded and mask != own):
+        expected = "the mask token" if own is None else f"{own}, the mask of {model.card.name}"
+        raise CallError(f"mask_id: expected {expected}, found {mask_id} for {type(network).__name__}")
     steps = ForeignSteps(network, mask, pad_id, sampler, loaded and model.family.shift)
     # Before the hooks of a session.
     handle = network.register_forward_pre_hook(steps.before_call, with_kwargs=True, prepend=True)

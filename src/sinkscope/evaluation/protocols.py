@@ -111,12 +111,10 @@ _PUBLISHED: dict[tuple[str, str], list[tuple[Any, ...]]] = {
         ("gsm8k_cot", "authors", 8, False, _dream(256, 0.0, 0.95), _DREAM_CODER),
     ],
     ("dream", "coder-instruct"): [
-        ("humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.95), _DREAM_CODER_DEMO),
+        ("humaneval_instruct", "authors", 0, True, _dream(768, 0.1, 0.95), _DREAM_CODER_DEMO)
     ],
     ("dream", "diffucoder-base"): [("humaneval", "authors", 0, False, _dream(256, 0.2, 0.95), _DIFFUCODER)],
-    ("dream", "diffucoder-instruct"): [
-        ("humaneval_instruct", "authors", 0, True, _dream(256, 0.3, 0.95), _DIFFUCODER),
-    ],
+    ("dream", "diffucoder-instruct"): [("humaneval_instruct", "authors", 0, True, _dream(256, 0.3, 0.95), _DIFFUCODER)],
     ("llama", "instruct"): [
         ("gsm8k_cot", "authors", 8, True, _GREEDY, _LLAMA, 0.845),
         ("humaneval_instruct", "authors", 0, True, _GREEDY, _LLAMA, 0.726),

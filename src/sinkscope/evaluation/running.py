@@ -252,7 +252,6 @@ def answer_until(model: Model, answer: torch.Tensor, stops: Sequence[str]) -> st
 
 
 def _read_so_far(model: Model, generation: Generation) -> str:
-    """Return prompt and answer up to its end, as the prompt of the next pass."""
     tokens, length = generation.tokens.tolist(), generation.prompt_length
     ends = (place for place in range(length, len(tokens)) if tokens[place] in model.card.ends)
     return model.decode(tokens[: next(ends, None)])
@@ -288,10 +287,8 @@ def run_in_jobs(
     model: str, device: str, dtype: str | None, arguments: Mapping[str, Any], jobs: int, cluster: str, options: str
 ) -> None:
     """Submit the shares of an evaluation as jobs and wait until they end; ``options`` are for ``update_parameters``."""
-    try:
-        import submitit
-    except ImportError as error:
-        raise CallError("--jobs needs submitit, which is not installed: pip install 'sinkscope[slurm]'") from error
+    import submitit
+
     asked = {name: value for name, value in arguments.items() if name in Request.__dataclass_fields__}
     make_plans(outline(model), Request(**asked))  # refuses a call that no job could do, before one waits
     folder = arguments["out"].absolute() / LOGS  # submitit takes a relative ~ for a home

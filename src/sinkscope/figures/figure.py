@@ -147,7 +147,7 @@ def draw_figures(
     missing: list[str] = []
     stale: list[Path] = []  # under the names of figures that are not drawn now
     with claimed_folder(Path(out), TraceError):
-        with replaced_files(Path(out), TraceError) as place:  # a failed run leaves earlier figures
+        with replaced_files(Path(out)) as place:  # a failed run leaves earlier figures
             for group, name_of_group in zip(groups, _file_names([group[0].label for group in groups]), strict=True):
                 suffix = f"-{name_of_group}" if len(groups) > 1 else ""
                 with figure_style(wide=len(group) > 1, millimetres=width):

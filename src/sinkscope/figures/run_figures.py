@@ -88,7 +88,6 @@ def _draw_task(axes: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str
 
 
 def _mark(axes: Any, row: Mapping[str, Any], across: Sequence[float], up: Sequence[float]) -> Any:
-    """Draw the points of a policy, which may be none, and return the handle for the legend."""
     if row["policy"] == "none":
         colour, marker = style.INK, "*"
     elif row["budget"] is not None:

@@ -142,10 +142,8 @@ class TrainingRun:
 
 
 def open_run(folder: str | Path) -> TrainingRun:
-    """Open the folder of a training run, finished or not; raise CallError where it holds none, or no snapshots."""
+    """Open the folder of a training run, finished or not; TrainingError where it holds none, CallError no snapshots."""
     folder = Path(folder)
-    if not (folder / RECIPE).exists():
-        raise CallError(f"{folder}: expected the folder of a training run, with its {RECIPE}")
     recipe = read_recipe(folder)
     paths = sorted((folder / SNAPSHOTS).glob("*.safetensors"))
     found = {int(match[1]): path for path in paths if (match := _NAME.fullmatch(path.name))}
@@ -192,7 +190,6 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
 
 
 def _stored(out: Path) -> dict[str, Any]:
-    """Return the recipe of a run with what its end has added."""
     found = files.read_json_object(out / RECIPE, TrainingError, ADVICE)
     files.compare_checksum(found, out / RECIPE, TrainingError, ADVICE)
     return found

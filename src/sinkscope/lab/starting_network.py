@@ -153,10 +153,8 @@ def start(recipe: Recipe) -> Any:
             raise CallError("--align: goes with a frozen base, which --rank 0 does not leave")
         return network.requires_grad_(True)
     setattr(network.config, BASE_HASH, model.card.weight_hash)
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise CallError("adapting a model needs the package peft: pip install 'sinkscope[peft]'") from error
+    from peft import LoraConfig, inject_adapter_in_model
+
     torch.manual_seed(recipe.seed)
     config = LoraConfig(
         r=adaptation.rank,

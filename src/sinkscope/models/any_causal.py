@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from sinkscope.errors import CallError, ModelError, first_line
+from sinkscope.errors import ModelError, first_line
 from sinkscope.models.family import STOCK
 
 NAME = "transformers"
@@ -83,13 +83,11 @@ def _reader(path: Any) -> Any:
 @contextmanager
 def reading_gguf(path: Path) -> Iterator[None]:
     """Raise what transformers says of a GGUF file in the body as an error of ours, and keep its progress bar away."""
-    try:
-        import gguf
+    import gguf
 
+    try:
         names = lru_cache(gguf.get_tensor_name_map)  # transformers asks for the same one for each module
         with redirect_stderr(StringIO()), mock.patch.multiple(gguf, GGUFReader=_reader, get_tensor_name_map=names):
             yield
-    except ImportError as error:
-        raise CallError("a .gguf file needs the package gguf: pip install 'sinkscope[gguf]'") from error
     except (ValueError, KeyError, TypeError, OSError, RuntimeError, NotImplementedError) as error:
         raise ModelError(f"{path}: transformers cannot read this GGUF file ({first_line(error)})") from error

@@ -91,8 +91,6 @@ def in_stock_terms(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     _check_architecture(config, str(folder), (architecture_of(body),))
     stock = {key: value for key, value in config.items() if key not in ("auto_map", "architectures")}
     mask = config.get("mask_token_id", _mask_of_tokenizer(folder))
-    if mask is None:
-        raise ModelError(f"{folder}: expected the mask token in mask_token of tokenizer_config.json, found none")
     return stock | {"model_type": body, "is_causal": False, MARK: "a2d", "mask_token_id": mask}
 
 
@@ -191,7 +189,7 @@ def convert_config(config: Mapping[str, Any], family: Family, where: str) -> Con
     mask_id = None if family.causal else config.get("mask_token_id")
     if not family.causal:
         if mask_id is None:
-            raise ModelError(f"{file}: mask_token_id: expected the id of the mask token, found None")
+            raise ModelError(f"{file}: mask_token_id: expected it or mask_token in tokenizer_config.json, found none")
         fields |= {"is_causal": False, "mask_token_id": mask_id, MARK: family.name, MARK_ROTARY: full_precision}
     network = family.network or f"transformers:{BODIES[layout.body][1]}"
     variants = {"FullPrecision": full_precision, "LearnedPositions": fields.get(MARK_POSITIONS)}

@@ -182,8 +182,6 @@ def convert_to_dllm(name: str, out: Path) -> Path:
         model.tokenizer.save_pretrained(place)
         core, settings = (read_json_object(place / one, ModelError) for one in (CORE, SETTINGS))
         masks = [one for one in core["added_tokens"] if one["id"] == model.card.mask_id]
-        if not masks:
-            raise CallError(f"{name}: expected a mask token that its tokenizer names, found none; name it there")
         vocabulary = core["model"]["vocab"]
         if isinstance(vocabulary, dict) and masks[0]["content"] in vocabulary:
             vocabulary[A2D.mask_text] = vocabulary.pop(masks[0]["content"])
@@ -219,12 +217,9 @@ def fold(name: str, out: Path) -> Path:
         folder = find_folder(name)
         network = load(folder, dtype=torch.float32).network
         sink = getattr(network.model, "sink_token", None)
-        if sink is None or sink.variant.kind != "token" or sink.variant.folded:
-            found = "none" if sink is None else repr(sink.variant.name)
-            raise CallError(f"{name}: expected a sink token that can be folded, found {found}")
-        if not sink.trained:
-            found = f"{sink.variant.name!r} with its initial values of seed {sink.variant.seed}"
-            raise CallError(f"{name}: expected a trained sink token, found {found}; train the model first")
+        if sink is None or sink.variant.kind != "token" or sink.variant.folded or not sink.trained:
+            found = "none" if sink is None else repr(sink.variant.name) + " as it was drawn" * (not sink.trained)
+            raise CallError(f"{name}: expected a trained sink token that is not folded yet, found {found}")
         with torch.no_grad():
             keys, values = constant_keys(network.model)
         constants = {KEYS: keys} | ({} if values is None else {VALUES: values})

@@ -168,7 +168,6 @@ def fetch_weights(name: str, folder: Path) -> None:
 
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    """Raise what huggingface_hub raises in the body as a ModelError."""
     from huggingface_hub import errors
 
     try:

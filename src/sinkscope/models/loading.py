@@ -68,12 +68,10 @@ def load(
         compare_sealed(file, ModelError, "fetch the file again")
     stored = plan.config.get("dtype") or plan.config.get("torch_dtype") or _widest(tensors)
     stored = "gguf" if of_gguf else str(stored).removeprefix("torch.")
-    if stored not in ("gguf", *weights.DTYPES.values()):
-        raise ModelError(f"{folder}/config.json: dtype: expected float32, bfloat16, float16 or null, found {stored!r}")
     wanted = dtype or ("float32" if folders.is_bundled(str(name)) or of_gguf else stored)
     wanted = wanted if isinstance(wanted, torch.dtype) else getattr(torch, wanted, None)
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
-        raise CallError(f"dtype: expected float32, bfloat16 or float16, found {dtype!r}")
+        raise CallError(f"dtype of {folder}: expected float32, bfloat16 or float16, found {dtype or stored!r}")
     tokenizer = plan.tokenizer()
     network, used = _network(plan, whole, tensors, wanted, device_map)
     if whole != folder:
@@ -249,10 +247,7 @@ def _network(
 
 
 def _merge(network: Any, folder: Path) -> Any:
-    try:
-        from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
-    except ImportError as error:
-        raise CallError(f"{folder} is an adapter, which needs peft: pip install 'sinkscope[peft]'") from error
+    from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

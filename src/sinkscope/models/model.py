@@ -140,11 +140,9 @@ class Model:
             if beyond := [token for token in ids if not 0 <= token < self.card.vocabulary]:
                 raise CallError(f"prompt: token ids lie in 0…{self.card.vocabulary - 1}, found {beyond[:5]}")
             empty = not ids
-        if empty:
-            raise CallError("expected a prompt with at least one token, found an empty one")
-        if self.card.mask_id is not None and self.card.mask_id in ids:
-            found = f"the mask token {self.card.mask_id} at position {ids.index(self.card.mask_id)}"
-            raise CallError(f"prompt: holds {found}; a prompt must be without masks")
+        if empty or (self.card.mask_id is not None and self.card.mask_id in ids):
+            found = "an empty one" if empty else f"the mask token {self.card.mask_id} in {str(ids)[:60]}"
+            raise CallError(f"expected a prompt with at least one token and without masks, found {found}")
         return ids
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
@@ -225,11 +223,9 @@ def _whole_numbers(ids: Any) -> list[int]:
 
 
 def expect_model(model: Any, unwatched: bool = False) -> None:
-    """Raise CallError for an object that is no `Model`, and for one under a rule that hides keys or, ``unwatched``,
-    under anything that records or changes it.
+    """Raise CallError for a `Model` under a rule that hides keys or, ``unwatched``, under anything that records or
+    changes it.
     """
-    if not isinstance(model, Model):
-        raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
     session = current_session(model.network)
     subscribers = [] if session is None else session.subscribers
     hidden = any(isinstance(one, Hider) for one in subscribers)

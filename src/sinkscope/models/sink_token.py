@@ -343,12 +343,10 @@ def add_sink_token(network: Any, variant: SinkToken | str = "token", *, tokenize
     wanted = variant_of(variant) if isinstance(variant, str) else variant
     if wanted is None:
         return network
-    if not isinstance(network, LlamaForCausalLM | Qwen2ForCausalLM):
-        found = type(network).__name__
-        raise CallError(f"sink token {wanted.name!r}: expected a LlamaForCausalLM or Qwen2ForCausalLM, found {found}")
+    if not isinstance(network, LlamaForCausalLM | Qwen2ForCausalLM) or getattr(network.config, KEY, None) is not None:
+        expected = "expected a LlamaForCausalLM or Qwen2ForCausalLM without a sink"
+        raise CallError(f"sink token {wanted.name!r}: {expected}, found {type(network).__name__}")
     before = network.config
-    if (present := getattr(before, KEY, None)) is not None:
-        raise CallError(f"sink token {wanted.name!r}: the network has {read_variant(present, 'config').name!r} already")
     _check_body(before, wanted)
     check_token_id(tokenizer, wanted, "the tokenizer", CallError)
     parameter = next(network.parameters())

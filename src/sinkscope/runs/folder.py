@@ -112,12 +112,12 @@ def new_folder(folder: Path, failure: Failure, purpose: str, *last: str, among: 
             what = f"{folder}: expected a new or empty folder for {purpose}, found something there ({there[0]})"
             what = f"{folder / there[0]} is there already" if among else what
             raise CallError(f"{what}; choose another folder or delete it")
-        with replaced_files(folder, failure, last) as place:
+        with replaced_files(folder, last) as place:
             yield place
 
 
 @contextmanager
-def replaced_files(folder: Path, failure: Failure, last: Collection[str] = ()) -> Iterator[Path]:
+def replaced_files(folder: Path, last: Collection[str] = ()) -> Iterator[Path]:
     """Give a place for new files of a folder, which replace earlier ones together when the body ends, if it does."""
     whole = folder.absolute()
     place = whole / f"files{files.UNFINISHED}"
@@ -127,9 +127,6 @@ def replaced_files(folder: Path, failure: Failure, last: Collection[str] = ()) -
         yield place
         for one in sorted(names_in(place), key=lambda one: one in last):
             (place / one).replace(whole / one)
-    except OSError as error:
-        why = error.strerror or error
-        raise failure(f"{folder} cannot be written ({why}); make room or choose another folder") from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

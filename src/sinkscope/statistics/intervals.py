@@ -107,7 +107,6 @@ def _percentiles(prompts: int) -> list[float]:
 
 
 def _draws(prompts: int, resamples: int, seed: int) -> Float[np.ndarray, "resample prompt"]:
-    """Return how often each prompt is drawn in each resample."""
     rng = np.random.default_rng(seed)
     return rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
 

@@ -108,7 +108,6 @@ class PromptCanvas:
 
 
 def _padded(rows: Sequence[np.ndarray], missing: int) -> Int[np.ndarray, "step position"]:
-    """Return rows below each other as int64, filled up to the longest."""
     whole = np.full((len(rows), max(len(row) for row in rows)), missing, np.int64)
     for number, row in enumerate(rows):
         whole[number, : len(row)] = row

@@ -22,14 +22,13 @@ from sinkscope.axes import HEAD, KEY, KV_HEAD, LAYER, POSITION, STEP, TRACE_AXES
 from sinkscope.errors import CallError, TraceError
 from sinkscope.runs.files import UNFINISHED
 from sinkscope.runs.folder import claimed_file
-from sinkscope.traces.format import ROOM, widen
+from sinkscope.traces.format import widen
 from sinkscope.traces.reading import Trace, expect_steps
 from sinkscope.traces.trace_array import kept_columns
 from sinkscope.traces.writing import STEPS_PER_PART
 
 Target = Literal["xarray", "zarr", "parquet", "numpy"]
 SUFFIXES: dict[str, str] = {"xarray": ".nc", "zarr": ".zarr", "parquet": ".parquet", "numpy": ".npz"}
-NEEDS = {"xarray": "xarray", "zarr": "zarr", "parquet": "pyarrow"}
 
 ROWS_AT_ONCE = 1 << 19
 _NO_COLUMN = ("lengths", "sink_token_columns")
@@ -45,9 +44,8 @@ TEXT_UNIT = "the token as text, null where the trace does not say"
 
 def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
     """Write a trace in another format, and return the path with the usual suffix; raise CallError where it is there
-    already or a package is not installed, TraceError without a whole step.
+    already, TraceError without a whole step.
     """
-    check_installed(target)
     expect_steps(trace, "export")
     path = Path(out)
     path = path if path.suffix == SUFFIXES[target] else path.with_name(path.name + SUFFIXES[target])
@@ -60,26 +58,15 @@ def export_trace(trace: Trace, target: Target, out: str | Path) -> Path:
             _remove(beside)
             _WRITERS[target](trace, beside)
             os.replace(beside, path)
-        except OSError as error:
-            raise TraceError(f"{path} cannot be written ({error}); {ROOM}") from error
         finally:
             _remove(beside)
     return path
-
-
-def check_installed(target: str) -> None:
-    """Raise CallError if a package that a target needs is missing, with the command that installs it."""
-    from importlib.util import find_spec
-
-    if target in NEEDS and find_spec(NEEDS[target]) is None:
-        raise CallError(f"export to {target} needs {NEEDS[target]}: pip install 'sinkscope[export]'")
 
 
 def to_xarray(trace: Trace) -> Any:
     """Return an `xarray.Dataset` of a trace that is read when indexed: dimensions as in `axes.TRACE_AXES`, units as
     attributes. What is shorter along an axis is filled with −1 or NaN, `masked` with 0.
     """
-    check_installed("xarray")
     import xarray
     from xarray.core import indexing
 
@@ -175,7 +162,6 @@ def _write_parquet(trace: Trace, path: Path) -> None:
 
 
 def _sink_names(trace: Trace) -> list[str]:
-    """Return the columns of the table for a network's own sink tokens."""
     count = trace.sink_token_columns.shape[-1] if SINK_TOKENS in trace.tensors else 0
     return ["sink_token_column"] if count == 1 else [f"sink_token_column_{number}" for number in range(count)]
 

@@ -63,7 +63,7 @@ class Trace:
 
     def __getattr__(self, name: str) -> Any:
         if name not in TRACE_AXES:
-            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+            return object.__getattribute__(self, name)  # raises Python's own error
         if name in self.tensors:
             return TraceArray(name, self.parts)
         if f"top_{name}" in self.tensors:

@@ -131,37 +131,35 @@ def is_statistics(path: str | Path) -> bool:
         return False
 
 
-def read_statistics_manifest(folder: Path, verify: bool = True) -> dict[str, Any]:
+def read_statistics_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a folder of statistics; raise TraceError for a missing or damaged one."""
     path = folder / MANIFEST
     manifest = read_json_object(path, TraceError, "expected the manifest of a folder of statistics")
     if (manifest.get("format"), manifest.get("level")) != (FORMAT, "statistics"):
         raise TraceError(f"{path}: expected statistics of format {FORMAT}; record them again")
-    if verify:
-        compare_checksum(manifest, path, TraceError)
+    compare_checksum(manifest, path, TraceError)
     return manifest
 
 
-def read_statistics(folder: str | Path, *, verify: bool = True) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
+def read_statistics(folder: str | Path) -> tuple[dict[str, Any], Arrays, dict[int, str]]:
     """Return the manifest (with ``prompts``, ``complete``, and the keys of the first prompt's), the merged arrays and
     the texts of tokens; raise TraceError where the folder is missing or damaged, or holds no complete prompt.
     """
     folder = Path(folder)
-    manifest = read_statistics_manifest(folder, verify)
+    manifest = read_statistics_manifest(folder)
     path = folder / STATISTICS
     if not path.exists():
         raise TraceError(f"{folder} holds no complete prompt yet; run the command that began it again")
-    arrays, metadata = _read(path, manifest["run"], verify)
+    arrays, metadata = _read(path, manifest["run"])
     count, about = int(metadata["prompts"]), json.loads(metadata["about"])
     found = {**manifest, "complete": count == manifest["expected"], "prompts": count, **about}
     found["model"] = {"name": NAMELESS, **found.get("model", {})}
     return found, arrays, {int(token): text for token, text in json.loads(metadata["texts"]).items()}
 
 
-def _read(path: Path, identity: dict[str, Any], verify: bool = True) -> tuple[Arrays, dict[str, str]]:
+def _read(path: Path, identity: dict[str, Any]) -> tuple[Arrays, dict[str, str]]:
     """Return the arrays and the metadata of a file of statistics, which must be of the run with this identity."""
-    if verify:
-        compare_sealed(path, TraceError)
+    compare_sealed(path, TraceError)
     with safe_open(path, framework="np") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         metadata = file.metadata() or {}

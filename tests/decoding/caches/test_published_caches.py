@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_tokens import changes_along
 from closeness import assert_close
 from seeded_models import seeded_model, steps_of
 from seeded_network import EOS, MASK, leaning, seeded_network
@@ -21,10 +22,6 @@ from sinkscope.decoding.caches.policy import Moment
 from sinkscope.decoding.caches.sparse_dllm import SparseDLLM
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
-def cases(name):
-    return json.loads((FIXTURES / f"{name}.json").read_text())
 
 
 def name_of(case):
@@ -45,29 +42,14 @@ def model_of(case, sampler):
     )
 
 
-def changes(case, sampler="llada"):
-    """Step by step: positions, and the tokens they changed to."""
-    model, (prompt,) = model_of(case, sampler), case["prompts"]
-    before, found = torch.tensor([*prompt, *[MASK] * case["settings"]["length"]]), []
-    for step in steps_of(model, [prompt], **case["settings"]):
-        changed = (step.tokens[0] != before).nonzero().flatten()
-        found.append(torch.stack([changed, step.tokens[0, changed]], dim=1).flatten().tolist())
-        before = step.tokens[0]
-    return found
-
-
-def rows_computed(case, sampler="llada"):
-    model, (prompt,) = model_of(case, sampler), case["prompts"]
-    return sinkscope.generate(model, prompt, **case["settings"]).work.rows
-
-
 PUBLISHED = ["fast-dllm", "dkv-greedy", "dkv-decode", "sparse-dllm", "d2cache", "dllm-cache", "elastic-cache"]
 PUBLISHED += ["fast-dllm-dream", "dkv-decode-dream"]
+CASES = {name: json.loads((FIXTURES / f"{name}.json").read_text()) for name in PUBLISHED}
 
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [one for name in PUBLISHED for one in a_sixth_unmarked((name, case) for case in cases(name))],
+    [one for name, cases in CASES.items() for one in a_sixth_unmarked((name, case) for case in cases)],
     ids=lambda one: one if isinstance(one, str) else name_of(one),
 )
 def test_a_cache_writes_what_the_published_code_writes(name, case):
@@ -75,14 +57,16 @@ def test_a_cache_writes_what_the_published_code_writes(name, case):
     call, which commits nothing; here it does not. With four layers attention turns in the first, second or third.
     """
     sampler, expected, computed = "dream" if name.endswith("dream") else "llada", case["steps"][0], case.get("computed")
-    found = changes(case, sampler)
+    model, (prompt,) = model_of(case, sampler), case["prompts"]
+    found = changes_along(prompt, [step.tokens[0] for step in steps_of(model, [prompt], **case["settings"])])
     if name == "fast-dllm":
         computed = [rows for rows, step in zip(computed, expected, strict=True) if step]
     if name.startswith("fast-dllm"):
         found, expected = ([step for step in steps if step] for steps in (found, expected))
     assert found == expected
     if name != "dllm-cache":
-        assert rows_computed(case, sampler) == round(sum(computed) / case.get("layers", 1))
+        rows = sinkscope.generate(model, prompt, **case["settings"]).work.rows
+        assert rows == round(sum(computed) / case.get("layers", 1))
 
 
 def test_masks_that_are_not_computed_wait():

@@ -47,9 +47,10 @@ class Isolation:
 
     def attempt(self, name: str, measure: Callable[..., None], *given: object, protects: Iterable[str] = ()) -> bool:
         """Try a measure; note what it protects, or why it was refused."""
+        if name in self.without:
+            self.refused[name] = "switched off"
+            return False
         try:
-            if name in self.without:
-                raise OSError(errno.ECANCELED, "switched off")
             measure(*given)
         except (OSError, ValueError, AttributeError) as error:  # the last: a function this system does not have
             self.refused[name] = getattr(error, "strerror", None) or str(error)

@@ -6,12 +6,7 @@ from sinkscope.models.any_causal import NAME
 from sinkscope.models.family import Family, PublishedShape
 
 A2D = Family(
-    "a2d",
-    causal=False,
-    sampler="a2d",
-    model_types=(),
-    source="ZHZisZZ/dllm, dllm/pipelines/a2d",
-    mask_text="<|mask|>",
+    "a2d", causal=False, sampler="a2d", model_types=(), source="ZHZisZZ/dllm, dllm/pipelines/a2d", mask_text="<|mask|>"
 )
 ENCODER = Family(
     "encoder",

@@ -1,5 +1,5 @@
 """Weights of small networks under the names of paper 2's code (lit-gpt), drawn from seeds; the logits that its code
-gives for them are in ``fixtures/smdm_logits.npz``.
+gives for them are in ``models/fixtures/smdm_logits.npz``.
 """
 
 from dataclasses import dataclass
@@ -27,27 +27,20 @@ SHAPE = Shape()
 KINDS = {"none": 1, "token": 2, "gate": 1}  # rows of the embedding beyond the vocabulary
 
 
-def lit_gpt_weights(kind: str, shape: Shape = SHAPE) -> dict[str, torch.Tensor]:
+def lit_gpt_weights(kind: str, shape: Shape = SHAPE, vocabulary: int = VOCABULARY) -> dict[str, torch.Tensor]:
     """Sharp enough for attention to be far from even."""
     size, width, inner = shape.n_embd // shape.n_head, shape.n_embd, shape.intermediate_size
     shapes = {
-        "lm_head.weight": (VOCABULARY, width),
-        "transformer.wte.weight": (VOCABULARY + KINDS[kind], width),
+        "lm_head.weight": (vocabulary, width),
+        "transformer.wte.weight": (vocabulary + KINDS[kind], width),
         "transformer.ln_f.weight": (width,),
     }
     for layer in range(shape.n_layer):
-        block = f"transformer.h.{layer}."
-        shapes |= {
-            block + "norm_1.weight": (width,),
-            block + "attn.attn.weight": ((shape.n_head + 2 * shape.n_query_groups) * size, width),
-            block + "attn.proj.weight": (width, width),
-            block + "norm_2.weight": (width,),
-            block + "mlp.swiglu.w1.weight": (inner, width),
-            block + "mlp.swiglu.w2.weight": (inner, width),
-            block + "mlp.swiglu.w3.weight": (width, inner),
-        }
-        if kind == "gate":
-            shapes[block + "attn.gate.weight"] = (width, width)
+        block = dict.fromkeys(("norm_1", "norm_2"), (width,)) | {"attn.proj": (width, width)}
+        block["attn.attn"] = ((shape.n_head + 2 * shape.n_query_groups) * size, width)
+        block |= {"mlp.swiglu.w1": (inner, width), "mlp.swiglu.w2": (inner, width), "mlp.swiglu.w3": (width, inner)}
+        block |= {"attn.gate": (width, width)} if kind == "gate" else {}
+        shapes |= {f"transformer.h.{layer}.{name}.weight": one for name, one in block.items()}
     generator = np.random.Generator(np.random.PCG64(20260119))
     drawn = {name: generator.standard_normal(shapes[name]) for name in sorted(shapes)}
     scaled = {
