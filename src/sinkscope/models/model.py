@@ -223,9 +223,11 @@ def _whole_numbers(ids: Any) -> list[int]:
 
 
 def expect_model(model: Any, unwatched: bool = False) -> None:
-    """Raise CallError for a `Model` under a rule that hides keys or, ``unwatched``, under anything that records or
-    changes it.
+    """Raise CallError for an object that is no `Model`, and for one under a rule that hides keys or, ``unwatched``,
+    under anything that records or changes it.
     """
+    if not isinstance(model, Model):
+        raise CallError(f"model: expected what sinkscope.load returns, found {type(model).__name__}")
     session = current_session(model.network)
     subscribers = [] if session is None else session.subscribers
     hidden = any(isinstance(one, Hider) for one in subscribers)
