@@ -15,7 +15,7 @@ from sinkscope import roles, statistics
 from sinkscope.counts import counted
 from sinkscope.runs.files import json_text
 
-WIDTH = 80  # of what is printed, in characters
+WIDTH = 80  # of printed lines, in characters
 STYLES = {"ok": "green", "FAILED": "red", "dispensable": "green", "needed": "red", "open": "yellow"}
 """Styles of cells that begin with a word, in a terminal."""
 HEADLINES = {

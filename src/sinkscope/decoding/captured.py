@@ -182,7 +182,7 @@ class CapturedSteps:
             found = captured.run(leaves)
         except NotCaptured:
             return self._give_up("waits")
-        except Exception:  # the plain step that follows raises what is no fault of the capture
+        except Exception:  # the plain step that follows raises faults of the call itself
             return self._give_up("failed")
         if spec != made_spec or not _same(expected, made):
             self._give_up("differs")

@@ -204,7 +204,7 @@ def lens(
 
 
 class _Tally:
-    """Counts what was read over all canvases."""
+    """Counts readings over all canvases."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers

@@ -91,7 +91,7 @@ def find_folder(name: str, revision: str | None = None, weights: bool = True) ->
     import huggingface_hub
 
     bar, kinds = counting_bar(None, MB), dict[str, Any](allow_patterns=SMALL, ignore_patterns=["*/*"])
-    with _hub_errors(name):  # what is in the cache needs no connection
+    with _hub_errors(name):  # cached files need no connection
         folder = Path(huggingface_hub.snapshot_download(name, revision=revision, tqdm_class=bar, **kinds))
     if weights:
         fetch_weights(name, folder)

@@ -216,7 +216,7 @@ class _Progress:
         self.done = self.now = self.later = 0
 
     def begin(self, kind: str, heads: Heads, prompts: int, done: int, found: Mapping[int, Rows]) -> None:
-        """Estimate the work of one prompt, and of what is left behind it."""
+        """Estimate the work of one prompt, and of those behind it."""
         if kind == "choose":
             self.report("prompts", done, prompts)
             return

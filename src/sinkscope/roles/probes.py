@@ -123,7 +123,7 @@ def predictions(
 def divergence(
     said: Float[torch.Tensor, "reader vocabulary"], changed: Float[torch.Tensor, "row reader vocabulary"]
 ) -> Float[torch.Tensor, " row"]:
-    """Return the mean KL divergence of changed predictions from what was said, in nats; ``changed`` is used up."""
+    """Return the mean KL divergence of changed predictions from those said, in nats; ``changed`` is used up."""
     return torch.sub(said, changed, out=changed).mul_(said.exp()).sum(-1).mean(-1).clamp(min=0)
 
 

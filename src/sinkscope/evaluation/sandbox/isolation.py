@@ -37,7 +37,7 @@ _LOCKED_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048  # a remount keeps ro, nosuid, nodev
 
 
 class Isolation:
-    """The measures taken so far: what they protect, and what the system refused."""
+    """The measures taken so far, and those that the system refused."""
 
     def __init__(self, without: Iterable[str] = ()) -> None:
         self.without = frozenset(without)
@@ -46,7 +46,7 @@ class Isolation:
         self.files_are_others = False  # no file outside the box is of the program's user, or within its reach
 
     def attempt(self, name: str, measure: Callable[..., None], *given: object, protects: Iterable[str] = ()) -> bool:
-        """Try a measure; note what it protects, or why it was refused."""
+        """Try a measure; note its protection, or why it was refused."""
         if name in self.without:
             self.refused[name] = "switched off"
             return False
