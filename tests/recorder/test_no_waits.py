@@ -4,6 +4,7 @@ reasons.
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close, terms_of
@@ -56,13 +57,13 @@ def canvases(model, rows=2, steps=5):
     return [tokens.clone().masked_fill(torch.arange(24) >= 10 + 2 * step, model.card.mask_id) for step in range(steps)]
 
 
-def waits_by_step(gpu, model, rule, out, **arguments):
+def waits_by_step(gpu, model, rule, out, keep="columns", **arguments):
     """For each step of a recording under a rule how often which place waits, and what came of the rule."""
     found = []
     with gpu, torch.no_grad():
         ready = [one.to("cuda") for one in canvases(model)]
         arguments = {name: one.to("cuda") for name, one in arguments.items()}
-        with sinkscope.recording(model, out=out), rule(model) as running:
+        with sinkscope.recording(model, out=out, keep=keep), rule(model) as running:
             for canvas in ready:
                 gpu.waits.clear()
                 model.network.model(input_ids=canvas, use_cache=False, **arguments)
@@ -91,8 +92,14 @@ def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
     )
 
 
-def generate(model, out, prompts, **more):
-    with sinkscope.recording(model, out=out), parse_rule("top:1")(model):
+@pytest.mark.parametrize("keep", ["top", "statistics"])
+def test_a_step_waits_at_no_level(keep, gpu, models, tmp_path):
+    waits, _ = waits_by_step(gpu, models[0], parse_rule("top:1"), tmp_path / "trace", keep)
+    assert waits[1:] == [{}] * 4
+
+
+def generate(model, out, prompts, keep="columns", **more):
+    with sinkscope.recording(model, out=out, keep=keep), parse_rule("top:1")(model):
         return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
 
 
@@ -121,6 +128,17 @@ def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(gpu,
     generate(models[1], tmp_path / "here", prompts)
     traces = list(same_traces(tmp_path / "there", tmp_path / "here", models[1].network))
     assert [one.steps for one in traces] == [8, 8] and not gpu.spun
+
+
+def test_the_largest_columns_are_those_of_the_cpu(gpu, models, tmp_path, monkeypatch):
+    monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
+    prompts = ((5, 9, 11, 7), (8, 6, 13))
+    with gpu:
+        generate(models[0], tmp_path / "there", prompts, "top")
+    generate(models[1], tmp_path / "here", prompts, "top")
+    for one, other in zip(*(sinkscope.open_traces(tmp_path / name) for name in ("there", "here")), strict=True):
+        for name in one.tensors:
+            np.testing.assert_array_equal(getattr(one, name)[:], getattr(other, name)[:], err_msg=name)
 
 
 def test_a_step_that_is_written_over_at_once_arrives_as_it_was_sent(gpu):

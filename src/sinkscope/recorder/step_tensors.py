@@ -38,9 +38,7 @@ LayerTensors = dict[str, Tensor]
 """
 
 
-def layer_tensors(
-    call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms | None
-) -> LayerTensors:
+def layer_tensors(call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms | None) -> LayerTensors:
     """Return the measurements of a layer call; without ``norms`` none of hidden states either."""
     hidden = None if norms is None or call.hidden_states is None else norms_of(call.hidden_states)
     diagonal, sums, keys = columns.diagonal, columns.sums, call.keys
