@@ -9,12 +9,14 @@ import pytest
 import torch
 from closeness import assert_close, terms_of
 from simulated_gpu import SimulatedGpu, kernels_in_place
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinkscope
 from sinkscope.attention import dispatch, projections
 from sinkscope.interventions import parse_rule
 from sinkscope.models import FAMILIES
 from sinkscope.recorder.async_writer import AsyncWriter
+from sinkscope.recorder.step_recorder import Recorder
 
 DREAM = FAMILIES["dream"]
 
@@ -96,6 +98,42 @@ def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
 def test_a_step_waits_at_no_level(keep, gpu, models, tmp_path):
     waits, _ = waits_by_step(gpu, models[0], parse_rule("top:1"), tmp_path / "trace", keep)
     assert waits[1:] == [{}] * 4
+
+
+class _Launches(TorchDispatchMode):
+    """Counts what a GPU computes: operators that make something other than a view or empty memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view and function.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_strided):
+            self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("keep", "expected"), [("columns", ["norm kernel", "linalg_vector_norm"]), ("top", [])])
+def test_the_norms_of_a_layer_are_two_launches(keep, expected, gpu, models, tmp_path, monkeypatch):
+    """One of keys, values and outputs, one of hidden states; none where no norm is kept."""
+    found, measure, kernel = [], Recorder._measure, projections.norms_by_kernel
+
+    def counted(*args):
+        with _Launches() as launches:
+            monkeypatch.setattr(projections, "norms_by_kernel", lambda *given: noted(launches, *given))
+            measured = measure(*args)
+        found.append(launches.names)
+        return measured
+
+    def noted(launches, *given):
+        launches.names.append("norm kernel")
+        return kernel(*given)
+
+    monkeypatch.setattr(Recorder, "_measure", counted)
+    waits_by_step(gpu, models[0], parse_rule("none"), tmp_path / "trace", keep)
+    layers = models[0].card.layers
+    assert len(found) == 5 * layers
+    assert found[layers:] == [expected] * 4 * layers, "in the first step projections are reduced"
 
 
 def generate(model, out, prompts, keep="columns", **more):

@@ -50,8 +50,8 @@ def layer_tensors(call: LayerCall, columns: Columns, groups: tuple[str, ...], no
     first = call.first_key
     found = {"sums": sums, "self_attention": diagonal, "last_query": columns.last_row_in_force}
     if norms is not None:
-        found["value_norms"] = _placed(norms.values, first) if first else norms.values
-        found["key_norms"] = _placed(norms.keys, first) if first else norms.keys
+        found["value_norms"] = _placed(norms.values, first)
+        found["key_norms"] = _placed(norms.keys, first)
         if norms.outputs is not None:
             found["output_norms"] = _placed(norms.outputs, keys - norms.outputs.shape[-1])
     if hidden is not None:
@@ -71,7 +71,7 @@ def in_batch(measured: LayerTensors, rows: Tensor, others: LayerTensors | None, 
 
 
 def _placed(norms: Tensor, first_key: int) -> Tensor:
-    return pad(norms, (first_key, 0), value=torch.nan)
+    return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
 @torch.no_grad()
