@@ -95,7 +95,8 @@ def stack_layers(
         batch, heads, _, keys = sums[0].shape
         by_group = sums[0].new_empty(len(groups), len(sums), batch, heads, keys)
         torch.stack(sums, out=by_group.movedim(0, 3))
-        found = dict(zip(groups, by_group, strict=True)) if reduce is None else reduce(by_group[0])
+        whole: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
+        found = whole if reduce is None else reduce(by_group[0])
         for name in names:
             one = [layer[name] for layer in here]
             found[name] = _in_heads([norms[None] for norms in one]) if name in PER_KEY else torch.stack(one)
