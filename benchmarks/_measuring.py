@@ -37,9 +37,9 @@ def ratio(seconds: dict[str, list[float]], name: str, base: str) -> float:
 
 
 def spread(seconds: dict[str, list[float]], name: str, base: str) -> str:
-    """The least and the largest of these ratios."""
+    """The least and the largest of these ratios, and the least time over the least, which others disturb least."""
     ratios = [a / b for a, b in zip(seconds[name], seconds[base], strict=True)]
-    return f"{min(ratios):.3f}–{max(ratios):.3f}"
+    return f"{min(ratios):.3f}–{max(ratios):.3f}, {min(seconds[name]) / min(seconds[base]):.3f}"
 
 
 def _peak(connection: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
