@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from _gpu_model import Clock
 
-SHAPES = ((1, 256), (1, 1024), (1, 4096), (8, 256), (8, 1024), (4, 4096))
+SHAPES = ((1, 1024), (8, 1024), (1, 4096), (4, 4096), (1, 256), (8, 256))
 """Batch and length of the canvas; of another --length or --batch only that one."""
 KINDS = {  # level of the recording, and rule
     "plain": (None, None),
@@ -21,6 +21,8 @@ KINDS = {  # level of the recording, and rule
     "top": ("top", None),
     "statistics": ("statistics", None),
 }
+STEP_BY_STEP = ("plain", "recorded", "hidden")
+"""Kinds that run without graphs too; the others would say little more, and statistics of large canvases take long."""
 SKIPPED = 4  # steps until the first replay is behind: two run plainly, one is captured and compared
 
 
@@ -50,7 +52,7 @@ def rows(model: Any, given: Any, shapes: Any) -> Iterator[tuple[str, Any]]:
     for batch, length in shapes:
         known: dict[tuple[str, bool], dict[str, Any]] = {}
         for kind, (keep, rule) in (*KINDS.items(), ("plain again", KINDS["plain"])):
-            for graphs in (False, True):
+            for graphs in (False, True) if kind in STEP_BY_STEP else (True,):
 
                 def measure(
                     kind: str = kind, keep: Any = keep, rule: Any = rule, graphs: bool = graphs, batch: int = batch,

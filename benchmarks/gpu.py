@@ -10,9 +10,10 @@ comes.
     sampling    the published loops over ours; goal 1.1, the same tokens; where they part, how close the choice was
     tiles       which tiles the kernels like on this device
     compiled    recorded over plain with compiled layers
-    graphs      a step as a CUDA graph over one without: plain, recorded, hidden, at every level, batch 1, 4, 8 and S = 256,
-                1024, 4096 (or the --batch and --length given); goals over the plain graph 1.08, hidden over recorded
-                1.10. Five minutes: `--only graphs`
+    graphs      a step as a CUDA graph over one without (plain, recorded and hidden alone): plain, recorded, hidden, at
+                every level, batch 1, 4, 8 and S = 256, 1024, 4096 (or the --batch and --length given); goals over the
+                plain graph 1.08, hidden over recorded 1.10, top and statistics over the plain graph 1.10. Five
+                minutes: `--only graphs`
     control     the same tokens in float32 (40 GB)
 
 Run it on the machine in question, it needs 20 GB of GPU memory; a row that fails says why, and the others follow:

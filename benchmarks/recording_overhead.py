@@ -2,28 +2,33 @@
 run.
 
 A bidirectional Llama of about 100 M parameters with random weights, fp32 (or --dtype bfloat16), eight steps of LLaDA's
-sampler on a canvas of S tokens.
-With --kinds recorded,without_output_norms: what the output norms of a trace cost. With --kinds statistics: mergeable
-statistics. Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one
+sampler on a canvas of S tokens; with --shape smollm2 one of SmolLM2-135M's shape. On a busy machine --threads 1 --cpu
+takes processor time.
+With --kinds recorded,without_output_norms: what the output norms of a trace cost. With --kinds top: the largest columns
+alone; statistics: mergeable ones. Extra memory is how far a run raises the peak of a fresh process that has the model loaded and has run one
 plain step.
 """
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _measuring import extra_memory, flags, interleaved, random_model, ratio, show
+from _measuring import extra_memory, flags, interleaved, random_model, ratio, show, spread
 
 LENGTHS = (256, 512, 1024)
 STEPS = 8
 REPEATS = 9
 
 
-def model_of(dtype: str = "float32", positions: int = 1024) -> Any:
-    """About 100 M parameters: 12 layers, width 768, 12 heads, a vocabulary of 8,192."""
+def model_of(dtype: str = "float32", positions: int = 1024, shape: str = "wide") -> Any:
+    """About 100 M parameters: 12 layers, width 768, 12 heads, a vocabulary of 8,192; or SmolLM2-135M's."""
+    if shape == "smollm2":
+        return random_model(576, 1536, 30, 9, positions, 49152, dtype, kv_heads=3)
     return random_model(768, 2048, 12, 12, positions, 8192, dtype)
 
 
@@ -35,14 +40,14 @@ def plain(model: Any, length: int) -> Callable[[], None]:
     return lambda: sinkscope.generate(model, prompt, length=64, steps=STEPS, block=64)
 
 
-def recorded(model: Any, length: int) -> Callable[[], None]:
+def recorded(model: Any, length: int, keep: Any = "columns") -> Callable[[], None]:
     """The same, written to disk as a trace."""
     import sinkscope
 
     run = plain(model, length)
 
     def record() -> None:
-        with tempfile.TemporaryDirectory() as folder, sinkscope.recording(model, out=Path(folder) / "trace"):
+        with tempfile.TemporaryDirectory() as folder, sinkscope.recording(model, out=Path(folder) / "trace", keep=keep):
             run()
 
     return record
@@ -102,14 +107,15 @@ KINDS = {
     "recorded": recorded,
     "without_output_norms": without_output_norms,
     "output_attentions": output_attentions,
+    "top": partial(recorded, keep="top"),
     "statistics": statistics,
 }
 
 
-def prepare(kind: str, length: int, dtype: str) -> Callable[[], None]:
+def prepare(kind: str, length: int, dtype: str, shape: str) -> Callable[[], None]:
     """For a fresh process: the model loaded, one tiny canvas behind it."""
     torch.set_num_threads(2)
-    model = model_of(dtype)
+    model = model_of(dtype, shape=shape)
     plain(model, 80)()
     return KINDS[kind](model, length)
 
@@ -121,20 +127,27 @@ def main() -> None:
         rounds=REPEATS,
         what=("time", "memory"),
         dtype="float32",
+        shape="wide",
+        threads=2,
+        cpu=False,
     )
-    torch.set_num_threads(2)
-    model = model_of(given.dtype)
+    torch.set_num_threads(given.threads)
+    model, clock = model_of(given.dtype, shape=given.shape), time.process_time if given.cpu else time.perf_counter
     rows = []
     for length in given.lengths:
         row: dict[str, Any] = {"length": length, "dtype": given.dtype, "parameters": model.card.parameters}
         others = [name for name in given.kinds if name != "plain"]
         if "time" in given.what:
-            seconds = interleaved({name: KINDS[name](model, length) for name in ("plain", *others)}, given.rounds)
+            runs = {name: KINDS[name](model, length) for name in ("plain", *others)}
+            seconds = interleaved(runs, given.rounds, clock)
             row |= {f"{name}_over_plain_time": ratio(seconds, name, "plain") for name in others}
+            row |= {f"{name}_spread": spread(seconds, name, "plain") for name in others}
             if {"recorded", "without_output_norms"} <= set(others):
                 row["recorded_over_without_output_norms_time"] = ratio(seconds, "recorded", "without_output_norms")
         if "memory" in given.what:
-            memory = {name: extra_memory(prepare, name, length, given.dtype) for name in ("plain", *others)}
+            memory = {
+                name: extra_memory(prepare, name, length, given.dtype, given.shape) for name in ("plain", *others)
+            }
             row["plain_extra_mib"] = round(memory["plain"], 1)
             row |= {f"{name}_over_plain_memory": round(memory[name] / memory["plain"], 2) for name in others}
             row |= {f"{name}_more_mib": round(memory[name] - memory["plain"], 1) for name in others}

@@ -13,7 +13,7 @@ from simulated_gpu import SimulatedGpu, kernels_in_place
 from torch.utils._pytree import tree_leaves
 
 import sinkscope
-from sinkscope.attention import Watcher, dispatch, projections, subscribed
+from sinkscope.attention import Watcher, call, dispatch, projections, subscribed
 from sinkscope.decoding import captured, projection
 from sinkscope.decoding.captured import QueueingOnly
 from sinkscope.interventions import parse_rule
@@ -240,3 +240,27 @@ def test_a_capture_that_fails_or_replays_something_else_leaves_plain_steps(
 
 def test_a_cpu_runs_plainly(diffusion):
     assert sinkscope.generate(diffusion, [5, 9], length=4, graphs=True).graphs == "cpu"
+
+
+@pytest.mark.parametrize("settings", [{}, {"guidance": 1.0}])
+def test_a_mask_of_padding_is_one_row_of_keys_for_all_queries(settings, diffusion, monkeypatch):
+    """Kernels then read a tile's keys once, and no mask of queries × keys is made in any step."""
+    masks, compute = [], call.compute
+
+    def spied(inputs, **more):
+        masks.append(inputs.mask)
+        return compute(inputs, **more)
+
+    monkeypatch.setattr(call, "compute", spied)
+    with subscribed(diffusion.network, _Watching()):
+        sinkscope.generate(diffusion, [list(one) for one in PROMPTS], length=6, steps=3, block=6, **settings)
+    assert len(masks) == 3 * diffusion.card.layers and {one.stride(2) for one in masks} == {0}
+    assert {one.shape[2] for one in masks} == {max(map(len, PROMPTS)) + 6}
+
+
+def test_memory_of_expanded_tensors_is_filled_once():
+    """A leaf whose entries share memory, as a mask of padding, may be another tensor in every step."""
+    rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])[:, None].expand(2, 4, 3)
+    place = captured._memory_of(rows)
+    captured.fill([place, None], [rows, 7])
+    assert torch.equal(place, rows) and place.stride() == rows.stride() and place.data_ptr() != rows.data_ptr()

@@ -4,16 +4,19 @@ reasons.
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from closeness import assert_close, terms_of
 from simulated_gpu import SimulatedGpu, kernels_in_place
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinkscope
 from sinkscope.attention import dispatch, projections
 from sinkscope.interventions import parse_rule
 from sinkscope.models import FAMILIES
 from sinkscope.recorder.async_writer import AsyncWriter
+from sinkscope.recorder.step_recorder import Recorder
 
 DREAM = FAMILIES["dream"]
 
@@ -56,13 +59,13 @@ def canvases(model, rows=2, steps=5):
     return [tokens.clone().masked_fill(torch.arange(24) >= 10 + 2 * step, model.card.mask_id) for step in range(steps)]
 
 
-def waits_by_step(gpu, model, rule, out, **arguments):
+def waits_by_step(gpu, model, rule, out, keep="columns", **arguments):
     """For each step of a recording under a rule how often which place waits, and what came of the rule."""
     found = []
     with gpu, torch.no_grad():
         ready = [one.to("cuda") for one in canvases(model)]
         arguments = {name: one.to("cuda") for name, one in arguments.items()}
-        with sinkscope.recording(model, out=out), rule(model) as running:
+        with sinkscope.recording(model, out=out, keep=keep), rule(model) as running:
             for canvas in ready:
                 gpu.waits.clear()
                 model.network.model(input_ids=canvas, use_cache=False, **arguments)
@@ -91,8 +94,50 @@ def test_a_step_waits_only_where_it_is_said(rule, gpu, models, tmp_path):
     )
 
 
-def generate(model, out, prompts, **more):
-    with sinkscope.recording(model, out=out), parse_rule("top:1")(model):
+@pytest.mark.parametrize("keep", ["top", "statistics"])
+def test_a_step_waits_at_no_level(keep, gpu, models, tmp_path):
+    waits, _ = waits_by_step(gpu, models[0], parse_rule("top:1"), tmp_path / "trace", keep)
+    assert waits[1:] == [{}] * 4
+
+
+class _Launches(TorchDispatchMode):
+    """Counts what a GPU computes: operators that make something other than a view or empty memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view and function.overloadpacket not in (torch.ops.aten.empty, torch.ops.aten.empty_strided):
+            self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("keep", "expected"), [("columns", ["norm kernel", "linalg_vector_norm"]), ("top", [])])
+def test_the_norms_of_a_layer_are_two_launches(keep, expected, gpu, models, tmp_path, monkeypatch):
+    """One of keys, values and outputs, one of hidden states; none where no norm is kept."""
+    found, measure, kernel = [], Recorder._measure, projections.norms_by_kernel
+
+    def counted(*args):
+        with _Launches() as launches:
+            monkeypatch.setattr(projections, "norms_by_kernel", lambda *given: noted(launches, *given))
+            measured = measure(*args)
+        found.append(launches.names)
+        return measured
+
+    def noted(launches, *given):
+        launches.names.append("norm kernel")
+        return kernel(*given)
+
+    monkeypatch.setattr(Recorder, "_measure", counted)
+    waits_by_step(gpu, models[0], parse_rule("none"), tmp_path / "trace", keep)
+    layers = models[0].card.layers
+    assert len(found) == 5 * layers
+    assert found[layers:] == [expected] * 4 * layers, "in the first step projections are reduced"
+
+
+def generate(model, out, prompts, keep="columns", **more):
+    with sinkscope.recording(model, out=out, keep=keep), parse_rule("top:1")(model):
         return sinkscope.generate(model, [list(prompt) for prompt in prompts], length=8, steps=8, block=8, **more)
 
 
@@ -121,6 +166,17 @@ def test_a_generation_is_recorded_as_on_the_cpu_however_late_its_copies_are(gpu,
     generate(models[1], tmp_path / "here", prompts)
     traces = list(same_traces(tmp_path / "there", tmp_path / "here", models[1].network))
     assert [one.steps for one in traces] == [8, 8] and not gpu.spun
+
+
+def test_the_largest_columns_are_those_of_the_cpu(gpu, models, tmp_path, monkeypatch):
+    monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
+    prompts = ((5, 9, 11, 7), (8, 6, 13))
+    with gpu:
+        generate(models[0], tmp_path / "there", prompts, "top")
+    generate(models[1], tmp_path / "here", prompts, "top")
+    for one, other in zip(*(sinkscope.open_traces(tmp_path / name) for name in ("there", "here")), strict=True):
+        for name in one.tensors:
+            np.testing.assert_array_equal(getattr(one, name)[:], getattr(other, name)[:], err_msg=name)
 
 
 def test_a_step_that_is_written_over_at_once_arrives_as_it_was_sent(gpu):

@@ -156,10 +156,15 @@ class Layout:
     starts: tuple[int, ...]  # index of the first real token of each row
 
 
+def seen_of(real: Tensor) -> Tensor:
+    """Return `Layout.seen` of ``real``: one row of keys for all queries, in the memory of one, as kernels read it."""
+    return real[:, None, None].expand(-1, 1, real.shape[1], -1)
+
+
 def lay_out(real: Tensor) -> Layout:
     """Return the layout of canvases; ``real`` marks their real tokens, bool [batch, position]."""
     lengths = real.sum(-1).cpu()
-    seen = None if bool(real.all()) else real[:, None, None].expand(-1, 1, real.shape[1], -1)
+    seen = None if bool(real.all()) else seen_of(real)
     positions = (real.long().cumsum(-1) - 1).clamp(min=0)
     return Layout(real, seen, positions, lengths, tuple((real.shape[1] - lengths).tolist()))
 

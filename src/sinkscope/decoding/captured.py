@@ -85,8 +85,8 @@ def cuda_graph(device: torch.device, run: Callable[[], Any]) -> Captured:
 
 @dataclass(frozen=True, eq=False)
 class _Captured:
-    """A captured step: the memory of each leaf of its input (None: no tensor, or one that lasts), the leaves of its
-    results, and what it reads besides, which must stay.
+    """A captured step: the memory of each leaf of its input (None: no tensor), the leaves of its results, and what it
+    reads besides, which must stay.
     """
 
     memory: list[Tensor | None]
@@ -106,7 +106,7 @@ def fill(memory: Sequence[Tensor | None], leaves: Sequence[Any]) -> None:
     """Copy tensors to where a captured step reads them, unless they lie there."""
     for place, leaf in zip(memory, leaves, strict=True):
         if place is not None and place is not leaf:
-            place.copy_(leaf)
+            _once(place).copy_(_once(leaf))
 
 
 class CapturedSteps:
@@ -170,7 +170,7 @@ class CapturedSteps:
         """Capture a step, and compare its first replay with a plain run; None where it cannot be captured."""
         assert self._capture is not None
         known: dict[int, Tensor] = {}
-        memory = [None if _lasts(one) else known.setdefault(id(one), _memory_of(one)) for one in leaves]
+        memory = [known.setdefault(id(one), _memory_of(one)) if isinstance(one, Tensor) else None for one in leaves]
         inputs = [one if place is None else place for one, place in zip(leaves, memory, strict=True)]
         fill(memory, leaves)
         try:
@@ -246,7 +246,8 @@ class _Step:
         for path, one in made:
             place = places.get(path[1:]) if _number(path) == 1 else None
             if isinstance(one, Tensor) and isinstance(place, Tensor) and _described([place]) == _described([one]):
-                one = place if one is place else place.copy_(one)
+                fill([place], [one])
+                one = place
             found.append(one)
         return found, spec
 
@@ -255,11 +256,9 @@ def _number(path: KeyPath) -> int:
     return path[0].idx  # type: ignore[attr-defined]
 
 
-def _lasts(leaf: Any) -> bool:
-    """Whether a leaf is no tensor, or one whose memory is shared among its entries, which is read where it lies."""
-    return not isinstance(leaf, Tensor) or any(
-        step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)
-    )
+def _once(tensor: Tensor) -> Tensor:
+    """Return a tensor without the entries that lie in the memory of others."""
+    return tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
 
 
 def _memory_of(tensor: Tensor) -> Tensor:
@@ -272,8 +271,7 @@ def _described(leaves: Sequence[Any]) -> list[Any]:
     found: list[Any] = []
     for one in leaves:
         if isinstance(one, Tensor):
-            own = id(one) if _lasts(one) else places.setdefault(id(one), len(places))
-            found.append((own, one.shape, one.stride(), one.dtype, one.device))
+            found.append((places.setdefault(id(one), len(places)), one.shape, one.stride(), one.dtype, one.device))
         else:
             found.append(one)
     return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sinkscope.attention import mask_for, upload
-from sinkscope.decoding.canvas import Layout, Step, WorkMeter
+from sinkscope.decoding.canvas import Layout, Step, WorkMeter, seen_of
 from sinkscope.decoding.captured import captured_steps
 from sinkscope.errors import ModelError
 from sinkscope.models import Model
@@ -59,7 +59,7 @@ def with_unconditional(canvas: Tensor, prompt: Tensor, mask_id: int, guidance: f
 def hidden_states(model: Model, inputs: Tensor, layout: Layout) -> Tensor:
     """Return the last hidden states [rows, position, width] of one or several copies of a batch of canvases."""
     copies = len(inputs) // len(layout.starts)
-    seen = layout.seen if layout.seen is None or copies == 1 else layout.seen.repeat(copies, 1, 1, 1)
+    seen = layout.seen if layout.seen is None or copies == 1 else seen_of(layout.real.repeat(copies, 1))
     run, steps = partial(stored_call, model), captured_steps(model.network)
     return (run if steps is None else partial(steps, run))(inputs, layout.positions.repeat(copies, 1), seen)
 
@@ -182,5 +182,6 @@ class WholeReader:
 
 def rows_of(layout: Layout, rows: list[int]) -> Layout:
     """Return the layout of some rows of a batch."""
-    seen, starts = None if layout.seen is None else layout.seen[rows], tuple(layout.starts[row] for row in rows)
-    return Layout(layout.real[rows], seen, layout.positions[rows], layout.lengths[rows], starts)
+    real, starts = layout.real[rows], tuple(layout.starts[row] for row in rows)
+    seen = None if layout.seen is None else seen_of(real)
+    return Layout(real, seen, layout.positions[rows], layout.lengths[rows], starts)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from sinkscope.errors import CallError
+from sinkscope.recorder.largest_columns import keep_top
 from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics import PromptSettings, Summary
 from sinkscope.traces import TraceWriter, claim_folder
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
-from sinkscope.traces.trace_array import keep_top
 
 ABOUT = ("model", "causal", "sampler", "mask_id", "eos_id", "layers", "heads", "kv_heads")
 ABOUT += ("device", "dtype", "versions")
@@ -29,7 +29,7 @@ class TraceFolders:
     """
 
     def __init__(self, out: Path, numbered: bool = False, top: int | None = None) -> None:
-        self.out, self.numbered = out, numbered
+        self.out, self.numbered, self.top = out, numbered, top
         self.level = "columns" if top is None else "top"
         self.folders: tuple[Path, ...] = ()
         self._reduce = None if top is None else partial(keep_top, count=top)
@@ -92,7 +92,7 @@ class StatisticsDestination:
     ``completed_the_folder``: whether a prompt of this recording was the last one that the folder waited for.
     """
 
-    level = "statistics"
+    level, top = "statistics", None
     folders: tuple[Path, ...] = ()
 
     def __init__(self, folder: StatisticsFolder, indices: Iterable[int]) -> None:

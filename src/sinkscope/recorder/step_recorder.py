@@ -32,6 +32,7 @@ from sinkscope.attention import (
     StepContext,
     StepResult,
     Watcher,
+    upload,
 )
 from sinkscope.attention.session import sessions
 from sinkscope.errors import AttentionError, CallError
@@ -39,9 +40,11 @@ from sinkscope.models import Model
 from sinkscope.models.fingerprints import SameWeights, were_changed
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destinations import Destination, StepWriter
+from sinkscope.recorder.largest_columns import largest_columns
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
     PartStep,
+    Reduce,
     StackPart,
     check_numbers,
     in_batch,
@@ -100,6 +103,7 @@ class Recorder(Watcher):
         self._last_contexts: dict[str, StepContext] = {}  # the newest step of each stack
         self._layers: dict[StackPart, list[str]] = {}
         self._paths: dict[StackPart, set[str]] = {}  # implementations of attention that were used in this generation
+        self._kv_heads: dict[StackPart, int] = {}
         self._hiders: dict[int, Hider] = {}  # by identity: all that took part in a step of this generation
 
     @property
@@ -130,6 +134,7 @@ class Recorder(Watcher):
             return
         part = StackPart(call.stack, call.crossing)
         self._paths.setdefault(part, set()).add(columns.path)
+        self._kv_heads[part] = max(self._kv_heads.get(part, 0), call.key.shape[1])
         try:
             measured = self._measure(call, columns)
         except torch.OutOfMemoryError:  # the steps on their way to the host hold memory of the device
@@ -152,7 +157,8 @@ class Recorder(Watcher):
             found = f"a cache that holds {call.keys - queries} of {call.keys}"
             advice = "fill the cache inside recording, and begin each text with an empty one"
             raise AttentionError(f"expected a recording from the first token on, found {found}; {advice}")
-        norms = self._projections.key_norms(call, queries if behind else None)
+        kept = self.destination.top is None
+        norms = self._projections.key_norms(call, queries if behind else None) if kept else None
         return layer_tensors(call, columns, self.groups, norms)
 
     def end_step(self, result: StepResult | None) -> None:
@@ -168,13 +174,13 @@ class Recorder(Watcher):
             if self._layers[part] != list(measured):
                 first = ", ".join(self._layers[part])
                 raise AttentionError(f"expected the layers of the first step, {first}, found {', '.join(measured)}")
-            blocks = step.context.final_queries is not None
+            given = step.causal, step.context.final_queries is not None, self._reduction(step)
             try:
-                stacked = stack_layers(layers, step.causal, blocks)
+                stacked = stack_layers(layers, *given)
             except torch.OutOfMemoryError:
                 self._async_writer.drain()
                 here = [{name: one.cpu() for name, one in layer.items()} for layer in layers]
-                stacked = stack_layers(here, step.causal, blocks)
+                stacked = stack_layers(here, *given)
             sent: dict[tuple[int, str], Tensor]  # by the number of the device, −1 for the step itself
             sent = {(number, name): one for number, device in enumerate(stacked) for name, one in device.items()}
             sent |= {(-1, name): getattr(step.context, name) for name in CONTEXT}
@@ -186,6 +192,20 @@ class Recorder(Watcher):
             self._last_contexts[part.stack] = context
         self._before = self._measured if (start.sampler or {}).get("cache", "none") != "none" else {}
         self._context, self._measured = None, {}
+
+    def _reduction(self, step: PartStep) -> Reduce | None:
+        """Return what makes the rows that are kept of a step's columns, unless they run over the steps."""
+        count, context = self.destination.top, step.context
+        if count is None or step.causal or context.final_queries is not None:
+            return None
+        lengths = context.lengths
+
+        def reduce(columns: Tensor) -> dict[str, Tensor]:
+            padding = (columns.shape[-1] - lengths).clamp(min=0)
+            first = upload(padding, columns.device) if bool(padding.any()) else None
+            return largest_columns("column_sums", columns, count, first)
+
+        return reduce
 
     def _write_step(
         self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], sent: Mapping[tuple[int, str], Tensor]
@@ -199,7 +219,8 @@ class Recorder(Watcher):
         for row, number in zip(step.context.rows, step.context.prompts, strict=True):
             prompt = prompts[number]
             arrays = prompt_arrays(step, row, stacked, result, prompt.running)
-            check_numbers(stacked["column_sums"][:, row], arrays, layers, prompt.steps)
+            sums = stacked["total" if "total" in stacked else "column_sums"]
+            check_numbers(sums[:, row], arrays, layers, prompt.steps)
             prompt.canvas, written = arrays["tokens"], arrays.get("written")
             if written is not None:  # an autoregressive step writes one position more
                 more = len(written) - len(prompt.canvas)
@@ -275,7 +296,7 @@ class Recorder(Watcher):
                     **self._vocabulary(context.tokens[row].tolist()),
                     "layers": list(measured),
                     "heads": heads,
-                    "kv_heads": max(layer["value_norms"].shape[1] for layer in measured.values()),
+                    "kv_heads": self._kv_heads[part],
                     "eos_id": self._eos_id,
                     "level": self.destination.level,
                     "hidden": self._hidden(number),

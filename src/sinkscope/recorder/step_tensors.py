@@ -4,7 +4,7 @@ A prompt's row loses its left padding; where the model is causal, its sums run o
 stack has separate traces.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -22,6 +22,9 @@ GROUPS = ("column_sums", "column_sums_masked", "column_sums_prompt")
 """Names of the column sums of the three query groups: all queries, masked ones, those of the prompt."""
 PER_QUERY = ("self_attention", "hidden_norms")
 PER_KEY = ("value_norms", "key_norms", "output_norms")
+WITHOUT_TOKENS = ("sink_token_columns", "top_column_sums", "top_column_sums_key", "rest_column_sums")
+Reduce = Callable[[Tensor], dict[str, Tensor]]
+"""A function of the column sums of a step, [layer, batch, head, key]."""
 NOTHING = {"sums": 0.0, "last_query": 0.0, "sink_token_columns": 0.0, "self_attention": np.nan, "hidden_norms": np.nan}
 """Measurements of a step that computes nothing; keys and values stay."""
 
@@ -31,33 +34,30 @@ LayerTensors = dict[str, Tensor]
 ``sums`` are [batch, head, group, key], ``self_attention`` [batch, head, query], ``last_query`` (as it took effect)
 [batch, head, key], ``value_norms`` and ``key_norms`` [batch, kv_head, key]. A layer may lack ``hidden_norms``
 [batch, query], ``sink_token_columns`` [batch, head, sink] of the network's own constant keys, and ``output_norms``
-[batch, head, key], NaN for keys of earlier steps.
+[batch, head, key], NaN for keys of earlier steps; where only the largest columns are kept, every norm.
 """
 
 
-def layer_tensors(call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms) -> LayerTensors:
-    """Return the measurements of a layer call."""
-    hidden = None if call.hidden_states is None else norms_of(call.hidden_states)
-    diagonal, sums, outputs, keys = columns.diagonal, columns.sums, norms.outputs, call.keys
+def layer_tensors(call: LayerCall, columns: Columns, groups: tuple[str, ...], norms: KeyNorms | None) -> LayerTensors:
+    """Return the measurements of a layer call; without ``norms`` none of hidden states either."""
+    hidden = None if norms is None or call.hidden_states is None else norms_of(call.hidden_states)
+    diagonal, sums, keys = columns.diagonal, columns.sums, call.keys
     if call.part is not None:  # the diagonal is measured for queries at the end of the canvas only
         hidden = None if hidden is None else call.part.spread(hidden, keys)
         diagonal = call.part.spread(diagonal if call.part.whole else torch.full_like(diagonal, torch.nan), keys)
     if groups != call.groups:
         sums = torch.stack([sums[:, :, call.groups.index(group)] for group in groups], dim=2)
     first = call.first_key
-    found = {
-        "sums": sums,
-        "self_attention": diagonal,
-        "last_query": columns.last_row_in_force,
-        "value_norms": _placed(norms.values, first) if first else norms.values,
-        "key_norms": _placed(norms.keys, first) if first else norms.keys,
-    }
+    found = {"sums": sums, "self_attention": diagonal, "last_query": columns.last_row_in_force}
+    if norms is not None:
+        found["value_norms"] = _placed(norms.values, first)
+        found["key_norms"] = _placed(norms.keys, first)
+        if norms.outputs is not None:
+            found["output_norms"] = _placed(norms.outputs, keys - norms.outputs.shape[-1])
     if hidden is not None:
         found["hidden_norms"] = hidden.to(sums.device)  # it comes from the device of the layer before
     if columns.prefix is not None and call.own is not None:
         found["sink_token_columns"] = columns.prefix[:, :, call.groups.index("all")]
-    if outputs is not None:
-        found["output_norms"] = _placed(outputs, keys - outputs.shape[-1])
     return found
 
 
@@ -71,27 +71,32 @@ def in_batch(measured: LayerTensors, rows: Tensor, others: LayerTensors | None, 
 
 
 def _placed(norms: Tensor, first_key: int) -> Tensor:
-    return pad(norms, (first_key, 0), value=torch.nan)
+    return pad(norms, (first_key, 0), value=torch.nan) if first_key else norms
 
 
 @torch.no_grad()
-def stack_layers(layers: list[LayerTensors], causal: bool, blocks: bool = False) -> list[dict[str, Tensor]]:
+def stack_layers(
+    layers: list[LayerTensors], causal: bool, blocks: bool = False, reduce: Reduce | None = None
+) -> list[dict[str, Tensor]]:
     """Return the tensors of one step stacked over layers, [layer, batch, …], one dictionary for each device.
 
     A causal trace keeps the last row in place of the query groups; with ``blocks`` (block diffusion behind a cache) it
-    stands beside them. A measurement that some layer lacks is left out.
+    stands beside them. A measurement that some layer lacks is left out. With ``reduce`` what it returns of the column
+    sums stands for all that has an axis of tokens.
     """
     everywhere = set(layers[0]).intersection(*layers) - {"sums"}
     names = [name for name in layers[0] if name in everywhere and (name != "last_query" or causal or blocks)]
+    names = names if reduce is None else [name for name in names if name == "sink_token_columns"]
     stacked = []
     for _, run in groupby(layers, lambda layer: layer["sums"].device):
         here = list(run)
-        groups = GROUPS[:1] if causal else GROUPS  # one tensor each, as on disk
+        groups = GROUPS[:1] if causal or reduce is not None else GROUPS  # one tensor each, as on disk
         sums = [layer["sums"][:, :, : len(groups)] for layer in here]
         batch, heads, _, keys = sums[0].shape
         by_group = sums[0].new_empty(len(groups), len(sums), batch, heads, keys)
         torch.stack(sums, out=by_group.movedim(0, 3))
-        found: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
+        whole: dict[str, Tensor] = dict(zip(groups, by_group, strict=True))
+        found = whole if reduce is None else reduce(by_group[0])
         for name in names:
             one = [layer[name] for layer in here]
             found[name] = _in_heads([norms[None] for norms in one]) if name in PER_KEY else torch.stack(one)
@@ -183,7 +188,7 @@ def prompt_arrays(
     width, length = context.tokens.shape[1], int(context.lengths[row])
     padding = width - length
     measured = {name: tensor[:, row] for name, tensor in stacked.items()}
-    keys = measured["column_sums"].shape[-1]
+    keys = measured["column_sums"].shape[-1] if "column_sums" in measured else width
     real_keys = slice(max(0, padding - (width - keys)), None)
     real_queries = slice(max(0, padding - (width - step.queries)), None)
     arrays: dict[str, Any] = {
@@ -192,8 +197,7 @@ def prompt_arrays(
         "lengths": torch.tensor(length, dtype=torch.int32, device="cpu"),
         **{name: measured[name][..., real_keys] for name in (*GROUPS, *PER_KEY, "last_query") if name in measured},
     }
-    if "sink_token_columns" in measured:
-        arrays["sink_token_columns"] = measured["sink_token_columns"]
+    arrays |= {name: measured[name] for name in WITHOUT_TOKENS if name in measured}
     if not step.crossing:  # the queries stand on the same canvas
         arrays |= {name: measured[name][..., real_queries] for name in PER_QUERY if name in measured}
     if context.final_queries is not None:

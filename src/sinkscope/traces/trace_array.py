@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from sinkscope.axes import KEY, TOPPED, TRACE_AXES
+from sinkscope.axes import KEY, TRACE_AXES
 from sinkscope.traces.format import DTYPES, Part, widen
 
 _REDUCTIONS = ("all", "any", "argmax", "argmin", "max", "mean", "min", "std", "sum", "var")
-KEPT = ("tokens", "masked", "written", "predicted", "confidence", "lengths", "sink_token_columns")
 
 
 class LazyArray(ABC):
@@ -102,24 +101,6 @@ def full_index(index: Any, name: str, axes: tuple[str, ...]) -> tuple[Any, ...]:
         takes = f"takes whole numbers and slices of {', '.join(axes)}"
         raise IndexError(f"{name} {takes}; for anything else load it first: trace.{name}[:][...]")
     return index or (slice(None),)
-
-
-def keep_top(step: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    """Return the canvas of a step, and each head's ``count`` largest columns, their positions and the mean of the
-    others; ties go to the lower position.
-    """
-    kept = {name: step[name] for name in KEPT if name in step}
-    for name in [name for name in TOPPED if name in step]:
-        columns, keys = step[name], min(count, step[name].shape[-1])
-        order = np.argsort(-columns, axis=-1, kind="stable")[..., :keys]
-        values = np.take_along_axis(columns, order, axis=-1)
-        others = columns.shape[-1] - keys
-        rest = columns.sum(axis=-1, dtype=np.float64) - values.sum(axis=-1, dtype=np.float64)
-        room = [(0, 0)] * (columns.ndim - 1) + [(0, count - keys)]
-        kept[f"top_{name}"] = np.pad(values, room, constant_values=np.nan)
-        kept[f"top_{name}_key"] = np.pad(order.astype(np.int32), room, constant_values=-1)
-        kept[f"rest_{name}"] = np.where(others > 0, np.maximum(rest, 0) / max(1, others), np.nan).astype(np.float32)
-    return kept
 
 
 def kept_columns(trace: Any, name: str = "column_sums") -> Any:
