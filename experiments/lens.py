@@ -2,10 +2,12 @@
 
     python experiments/lens.py smollm2-diffusion --prompts prompts.jsonl --every 16 --out results/lens
     python experiments/lens.py smollm2-diffusion --prompts prompts.jsonl --every 16 --without-runs --out results/lens
+    python experiments/lens.py smollm2-diffusion --prompts prompts.jsonl --every 16 --tuned LENS --out results/lens
     python experiments/lens.py smollm2-diffusion --prompts prompts.jsonl --steps 3 --redrawn --out results/lens
 
-Without runs: tokens that equal the one in front of or behind them are not scored, as they are easy to predict.
-Traces are kept, so that a killed run goes on. Redrawn: see `_lab_runs.load`; heads have sinks by chance.
+LENS: a folder of `sinkscope lens --fit`. Without runs: tokens that equal the one in front of or behind them are not
+scored, as they are easy to predict. Traces are kept, so that a killed run goes on. Redrawn: see `_lab_runs.load`; heads
+have sinks by chance.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from _lab_runs import WORK, load
 from transplant import rounded
 
 import sinkscope
+from sinkscope.lenses import open_lens
 from sinkscope.lenses.pairs import Pairs
 
 SCORED = Pairs.tokens
@@ -39,6 +42,7 @@ def main():
     flags.add_argument("--steps", type=int)
     flags.add_argument("--redrawn", action="store_true")
     flags.add_argument("--without-runs", action="store_true")
+    flags.add_argument("--tuned", type=Path)
     flags.add_argument("--out", type=Path, required=True)
     asked = flags.parse_args()
     model = load(asked.model, asked.redrawn)
@@ -51,9 +55,10 @@ def main():
             with sinkscope.recording(model, out=folder, overwrite=True):
                 sinkscope.generate(model, prompt, **settings)
     with mock.patch.object(Pairs, "tokens", tokens_without_runs if asked.without_runs else SCORED):
-        found = sinkscope.lens(model, folders, every=asked.every)
+        tuned = None if asked.tuned is None else open_lens(asked.tuned, model)
+        found = sinkscope.lens(model, folders, every=asked.every, tuned=tuned)
     asked.out.mkdir(parents=True, exist_ok=True)
-    name += "-without-runs" * asked.without_runs
+    name += "-without-runs" * asked.without_runs + "-tuned" * (tuned is not None)
     (asked.out / f"{name}.json").write_text(
         json.dumps(rounded(found.as_dict() | {"model": name}), ensure_ascii=False) + "\n"
     )

@@ -84,7 +84,7 @@ def main() -> None:
         if one.group == "model" or one.donor == "prompt":
             numbers = (one.sink, one.plain, one.sink_over_plain, one.sink_over_zero)
             told = "  ".join(f"{e.mean or 0:.4f} ({e.low or 0:.4f} to {e.high or 0:.4f})" for e in numbers)
-            print(f"{one.group:10}{one.donor + ' with key' * one.with_key:17}{found.stores[one.group]:9}{told}")
+            print(f"{one.group:10}{one.donor + ' ' + one.what:21}{found.stores[one.group]:9}{told}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import re
 import signal
 import subprocess
@@ -27,6 +28,17 @@ def test_one_page_is_written_and_its_name_printed(run, trace, tmp_path, monkeypa
     assert run("explore", trace) == (0, "explorer.html\n", "")
     page = ReadPage((tmp_path / "explorer.html").read_text())
     assert page.traces[0]["steps"] == 8
+
+
+def test_a_lens_of_the_same_weights_is_on_the_page(run, diffusion, trace, tmp_path):
+    document, lens = sinkscope.lens(diffusion, trace).as_dict(), tmp_path / "lens.json"
+    lens.write_text(json.dumps(document))
+    assert run("explore", trace, "--lens", lens, "--out", tmp_path / "page.html")[0] == 0
+    shown = ReadPage((tmp_path / "page.html").read_text()).document["lens"]
+    assert shown["headline"] == document["headline"] and len(shown["groups"]) == len(document["groups"])
+    lens.write_text(json.dumps(document | {"weight_hash": "another"}))
+    status, _, said = run("explore", trace, "--lens", lens, "--out", tmp_path / "other.html")
+    assert status == 2 and "lens of the weights" in said
 
 
 def test_several_traces_and_a_folder(run, trace, tmp_path):

@@ -214,6 +214,51 @@ def test_hostile_tokens_are_text(browser, tmp_path, monkeypatch):
     assert page.complaints() == []
 
 
+def test_a_lens_is_a_strip_for_each_number_with_sinks_beside_their_matches(browser, traces, tmp_path):
+    rng, names = np.random.default_rng(4), ("entropy", "kl", "agreement.next", "rank.next")
+    numbers = rng.uniform(1, 9, (2, len(names), LAYERS)).round(2)
+    groups = [
+        {
+            "place": place,
+            "kind": kind,
+            "positions": 7,
+            "by_layer": {
+                name: {end: (mean + more).round(2).tolist() for end, more in (("mean", 0), ("low", -1), ("high", 1))}
+                for name, mean in zip(names, of_kind * scale, strict=True)
+            },
+            "top": [{"token": 5, "text": MARKUP[1], "share": 0.5}, {"token": 6, "text": None, "share": 0.25}],
+        }
+        for place, scale in (("masked", 1), ("prompt", 2))
+        for kind, of_kind in zip(("sink", "match"), numbers, strict=True)
+    ]
+    lens = {"weight_hash": traces[0].manifest["model"]["weight_hash"], "model": "planted", "headline": "said first"}
+    lens |= {"layers": LAYERS, "traces": 1, "tuned": False, "over": "steps", "predicts": "next", "groups": groups}
+    groups[1]["by_layer"]["kl"]["mean"][0] = None
+    address = explore(traces[0], lens=lens).write_page(tmp_path / "page.html").as_uri()
+    page = browser.open(address + "#layer=0")
+    rows = "[...document.querySelectorAll('#lens tbody tr')].map((one) => [...one.cells].map((cell) => cell.innerText))"
+    shown = page.evaluate(rows)
+    assert [row[0] for row in shown] == ["1", "0"]
+    for layer, row in zip((1, 0), shown, strict=True):
+        expected = [float(numbers[kind, at, layer]) for at in range(len(names)) for kind in range(2)]
+        there = [(cell, one) for cell, one in zip(row[1:-1], expected, strict=True) if cell != "–"]
+        assert len(there) == 8 - (layer == 0) and all(float(cell) == one for cell, one in there)
+    assert [row[-1] for row in shown] == ["<6> 25 %", f"“{MARKUP[1]}” 50 %"]
+    assert page.text("#lens [aria-pressed=true]") == "0" and page.text("#lens .legend").startswith("said first")
+    low = numbers[0, 0, 1] - 1
+    assert page.evaluate("document.querySelector('#lens td[title]').title").startswith(f"{low:g} to ")
+    page.evaluate("document.querySelector('#lens button').click()")
+    assert hash_of(page)["layer"] == "1" and page.text("#lens [aria-pressed=true]") == "1"
+    page.evaluate("((one) => (one.value = 'prompt', one.dispatchEvent(new Event('change'))))"
+                  "(document.querySelector('#lens select'))")  # fmt: skip
+    page.settle()
+    assert float(page.evaluate(rows)[0][1]) == pytest.approx(2 * numbers[0, 0, 1], rel=0.01)
+    assert page.complaints() == [] and min(contrast(*pair) for pair in page.evaluate(INK_AND_GROUND)) >= 4.5
+    assert not browser.open(explore(traces[0]).write_page(tmp_path / "none.html").as_uri()).evaluate(
+        "document.querySelector('#lens').getClientRects().length"
+    )
+
+
 def test_a_served_page_computes_maps(browser, traces):
     attention = np.random.default_rng(0).dirichlet(np.ones(POSITIONS), POSITIONS).astype(np.float32)
     server = ExplorerServer(explore(traces), traces, lambda trace, step, layer, head: attention * (step == 2))

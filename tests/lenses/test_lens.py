@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import _networks_by_hand
@@ -96,6 +97,21 @@ def test_intervals_are_over_prompts_or_steps(written):
     difference = one.of("prompt", "difference").means["kl"].mean
     kinds = (one.of("prompt", kind).means["kl"].mean for kind in ("sink", "match"))
     np.testing.assert_allclose(difference, np.subtract(*kinds), atol=1e-9)
+
+
+def test_a_canvas_that_did_not_change_goes_through_the_network_once(tmp_path, monkeypatch):
+    model, given = sinkscope.load("lab-shifted"), []
+    with sinkscope.recording(model, out=tmp_path / "trace"):
+        sinkscope.generate(model, "Q: Tom has 7 apples.\nA:", length=12, steps=24)
+    trace = sinkscope.open_trace(tmp_path / "trace")
+    monkeypatch.setattr(
+        "sinkscope.lenses.comparison.streams_of",
+        lambda model, blocks, tokens: (given.append(tokens), streams_of(model, blocks, tokens))[1],
+    )
+    found = sinkscope.lens(model, trace)
+    changes = 1 + (np.diff(np.asarray(trace.tokens), axis=0) != 0).any(-1).sum()
+    assert found.canvases == trace.steps > changes >= len(given) > changes / 2
+    assert all((one != other).any() for one, other in pairwise(given))
 
 
 def test_the_published_lenses_say_the_same(autoregressive):

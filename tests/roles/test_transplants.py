@@ -13,7 +13,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from sinkscope.errors import CallError
 from sinkscope.roles import Estimate, Rules, transplant, transplant_on
-from sinkscope.roles.grafts import Graft, Transplanter, canvas_of, grafts_of, turned
+from sinkscope.roles.grafts import (
+    Graft,
+    Transplanter,
+    canvas_of,
+    grafts_of,
+    stream_divergences,
+    stream_grafts_of,
+    turned,
+)
 from sinkscope.roles.probes import make_probes, predictions
 from sinkscope.roles.removal import divergences, look
 from sinkscope.roles.transplants import what_it_stores
@@ -44,9 +52,12 @@ def test_what_a_sink_stores_in_a_network_set_by_hand_is_the_truth(tmp_path, kind
     assert found.of("model", "text").sink.low > 0.005  # every head that looks somewhere passes on a text's letter
     assert found.of("model", "step").sink.high < 0.005  # the same token, some steps later
     assert (found.of("model", "mean").sink.low > 0.005) == (truth == "content")
-    assert found.of("model", "prompt", with_key=True).sink.mean == pytest.approx(
+    assert found.of("model", "prompt", "value and key").sink.mean == pytest.approx(
         found.of("model", "prompt").sink.mean, abs=1e-4
     )  # the key says nothing but that it is a source
+    streams = {donor: found.of("model", donor, "stream").sink for donor in ("prompt", "step", "mean", "text")}
+    assert streams["step"].high < 0.005 and (streams["prompt"].low > 0.005) == (truth == "content")
+    assert (streams["text"].low > 0.005) == ("substitute" not in kind)  # with text's stream it is no source any more
     assert [one.heads for one in found.rows] == [1.0] * len(found.rows)
     assert found.taken["model"][0].mean > 0.05
 
@@ -99,6 +110,42 @@ def test_the_content_of_the_same_canvas_changes_nothing_and_a_key_turned_back_is
         sinks = [one for at, one in grafts.items() if at[2] == "sink"]
         kl, kept = divergences(model, probe, look(model, probe), [sinks], by=Transplanter)
         assert kl[0] < 1e-6 and kept[0] == 1
+    streams = stream_grafts_of(mine, "prompt", [mine])
+    assert {one[2] for one in streams} == {"sink", "plain"}
+    kl, kept = stream_divergences(model, probe, look(model, probe), [[*streams.values()]])
+    assert kl[0] < 1e-6 and kept[0] == pytest.approx(1)
+
+
+def test_a_stream_transplant_is_another_token_at_the_first_layer_and_another_output_of_the_layer_below(model, probe):
+    mine, sight = canvas_of(model, probe, EASY, 0), look(model, probe)
+    places, readers = np.array([2, int(np.flatnonzero(probe.readers)[-2])]), torch.from_numpy(probe.readers)
+    tokens = torch.from_numpy(probe.tokens.astype(np.int64))[None]
+    other, rng = tokens.clone(), torch.Generator().manual_seed(2)
+    other[0, places] = torch.tensor([33, 44])
+    drawn = torch.randn(2, model.card.hidden_size, generator=rng) * 3
+    sets = [[Graft(0, -1, places, model.network.model.embed_tokens(other[0, places]).detach())]]
+    sets += [[Graft(2, -1, places[:1], drawn[:1]), Graft(2, -1, places[1:], drawn[1:])]]
+    kl, kept = stream_divergences(model, probe, sight, sets, rows=1 + model.family.causal)
+
+    def put(block, given, output):
+        output[:, places] = drawn
+        return output
+
+    with torch.no_grad():
+        changed = [predictions(model, other, readers)[0]]
+        handle = model.network.model.layers[1].register_forward_hook(put)
+        changed.append(predictions(model, tokens, readers)[0])
+        handle.remove()
+    left = ~np.isin(np.flatnonzero(probe.readers), places)
+    assert left.sum() == probe.readers.sum() - 1
+    for number, one in enumerate(changed):
+        said = sight.log_probabilities[left]
+        expected = (said.exp() * (said - one[left])).sum(-1).mean()
+        assert kl[number] == pytest.approx(float(expected), rel=1e-3, abs=1e-5)
+        assert kept[number] == pytest.approx(float((said.argmax(-1) == one[left].argmax(-1)).float().mean()))
+    assert min(kl) > 1e-4
+    embedded = model.network.model.embed_tokens(tokens)[0]
+    torch.testing.assert_close(mine.streams[0], embedded.detach(), atol=1e-6, rtol=0)
 
 
 def test_a_turned_query_scores_as_if_it_stood_elsewhere(model):
@@ -128,6 +175,30 @@ def test_each_donor_gives_the_content_that_it_says(diffusion):
     assert (free == graft("text").value).all(-1).any() and not mine.free[layer, head, mine.chosen[at]].any()
     key = turned(diffusion, graft("step", True).key, torch.from_numpy(-mine.chosen[at]))
     torch.testing.assert_close(key, others[0].keys[layer][head, others[0].chosen[at]], atol=1e-5, rtol=1e-5)
+
+
+def test_masks_get_from_masks_and_written_tokens_from_written_ones(diffusion):
+    probes = make_probes(diffusion, PROMPT, canvases=3, length=24, steps=24, block=12)
+    mine, *others = (canvas_of(diffusion, one, EASY, 0) for one in probes)
+    seen = set()
+
+    def kinds_with(value, pool, rows):
+        """Masked or not, wherever a canvas has this content."""
+        at = [(one, np.flatnonzero((rows(one) == value).all(-1))) for one in pool]
+        return {bool(one.masked[position]) for one, found in at for position in found.tolist()}
+
+    for donor, pool in (("step", others), ("text", [mine])):
+        grafts = grafts_of(diffusion, mine, donor, False, others, np.random.default_rng(0))
+        for (layer, head, kind), one in grafts.items():
+            for position, value in zip(one.positions.tolist(), one.value, strict=True):
+                seen.add((kind, donor, bool(mine.masked[position])))
+                found = kinds_with(value, pool, lambda one, of=(layer, head): one.content(*of, slice(None))[1])
+                assert found == {bool(mine.masked[position])}
+        for (layer, place, kind), one in stream_grafts_of(mine, donor, others).items():
+            found = kinds_with(one.value[0], pool, lambda one, layer=layer: one.streams[layer])
+            assert found == {bool(mine.masked[place])}
+            assert kind == "sink" or mine.free[layer, :, place].all()
+    assert len(seen) == 8
 
 
 @pytest.mark.parametrize(

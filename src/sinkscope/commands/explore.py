@@ -12,7 +12,8 @@ from typing import Annotated
 from sinkscope.commands.command import Command, RolesFile, Switch, Traces, default_is
 from sinkscope.commands.map import map_reader
 from sinkscope.commands.output import note, open_and_check, roles_for_traces
-from sinkscope.errors import TraceError
+from sinkscope.errors import CallError, TraceError
+from sinkscope.runs.files import read_json_object
 from sinkscope.runs.folder import claimed_file
 
 
@@ -24,6 +25,7 @@ class Explore(Command):
         traces: folders of traces; several are shown side by side, with their difference.
         out: an .html file, which works without network or server, or a folder for a web server, for traces too large
             for one page.
+        lens: a JSON file of `sinkscope lens --json`: what each layer would predict at sinks.
         excess: how far a column must exceed the mean of the others (of a causal model: uniform attention), in queries.
         serve: shows the page to this machine only, and computes attention maps with the model that wrote the trace.
         port: of --serve.
@@ -36,6 +38,7 @@ class Explore(Command):
     out: Annotated[Path | None, default_is("explorer.html")] = None
     excess: float = 3.0
     roles: RolesFile = None
+    lens: Annotated[Path | None, default_is("none")] = None
     serve: Switch = False
     port: Annotated[int, default_is("a free one")] = 0
     browser: Switch = True
@@ -52,7 +55,8 @@ class Explore(Command):
         traces = open_and_check(*self.traces)
         with claimed_file(out, TraceError) if is_page and not self.serve else contextlib.nullcontext():
             roles = roles_for_traces(self.roles, traces)
-            explorer = explore(traces, excess=self.excess, roles=roles)
+            lens = None if self.lens is None else read_json_object(self.lens, CallError, "see `sinkscope lens --json`")
+            explorer = explore(traces, excess=self.excess, roles=roles, lens=lens)
             for text in explorer.document["notes"]:
                 note(text)
             if not self.serve:

@@ -179,7 +179,11 @@ def token_label(trace: Trace, token: int) -> str:
     """Return a token as visible text: ↵ for a newline, ␣ for a leading space, [M] for the mask."""
     if token < 0 or token == trace.manifest.get("mask_id"):
         return "" if token < 0 else "[M]"
-    text = trace.token_text(token)
+    return text_label(trace.token_text(token))
+
+
+def text_label(text: str) -> str:
+    """Return the text of a token as `token_label` does."""
     bare = text.lstrip(" ")
     return visible("␣" * (len(text) - len(bare)) + bare)
 

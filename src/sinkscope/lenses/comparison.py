@@ -174,6 +174,7 @@ def lens(
             raise CallError(f"{trace.folder}: expected a trace of self-attention without hidden keys")
         _, sinks, ranked = followed_sinks(trace, excess, "queries", None)
         main, canvas, values = main_sinks(ranked, sinks), final_canvas(trace), list[Any]()
+        before, streams = np.empty(0), torch.empty(0)
         for step in [trace.steps - 1] if trace.causal else range(0, trace.steps, every):
             length = int(trace.lengths[step])
             tokens, masked = np.asarray(trace.tokens[step])[:length], np.zeros(length + 1, bool)
@@ -185,10 +186,11 @@ def lens(
             pairs = pair_up(heads, any_head, place, masked[shift : length + shift], rng)
             canvases, alone = canvases + 1, alone + pairs.alone
             if len(pairs.sink):
-                with as_in_blocks(model, (trace.manifest.get("sampler") or {}).get("block")):
-                    streams = streams_of(model, blocks, tokens)[:, torch.from_numpy(pairs.rows)]
-                    wanted = pairs.tokens(canvas, masked)
-                    values.append(tally.add(pairs, wanted, readout(model, blocks, streams, wanted, tuned)))
+                if not np.array_equal(tokens, before):
+                    with as_in_blocks(model, (trace.manifest.get("sampler") or {}).get("block")):
+                        before, streams = tokens, streams_of(model, blocks, tokens)
+                wanted, chosen = pairs.tokens(canvas, masked), streams[:, torch.from_numpy(pairs.rows)]
+                values.append(tally.add(pairs, wanted, readout(model, blocks, chosen, wanted, tuned)))
             on_canvas()
         of_traces.append(values)
         vocabulary |= {int(token): text for token, text in (trace.manifest.get("vocabulary") or {}).items()}

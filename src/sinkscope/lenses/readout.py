@@ -92,13 +92,13 @@ def readout(
     sure, parts = final.exp(), list[tuple[Tensor, ...]]()
     certainty = torch.linalg.vecdot(sure, final)
     for part in (streams if tuned is None else tuned(streams)).split(max(1, AT_ONCE // final.numel())):
-        logits = read(model, blocks, part)
-        of_asked = logits.gather(-1, asked.clamp(min=0).expand(len(part), -1, -1))
-        rank = torch.stack([1 + (logits > one[..., None]).count_nonzero(-1) for one in of_asked.unbind(-1)], -1)
-        largest, top = logits.max(-1)
-        shares = torch.softmax(logits, -1)
-        total = largest - shares.gather(-1, top[..., None])[..., 0].log()  # the logarithm of Σ exp
-        kl = certainty + total - torch.linalg.vecdot(sure, logits)
-        entropy = total - torch.linalg.vecdot(shares, logits)
-        parts.append((entropy, kl.clamp(min=0), top, rank.double().masked_fill(asked < 0, torch.nan)))
-    return Readout(*(torch.cat(one).cpu().numpy() for one in zip(*parts, strict=True)))
+        for logits in read(model, blocks, part):  # a layer fits into the processor's cache
+            rank = [1 + (logits > one[:, None]).count_nonzero(-1) for one in logits.gather(-1, asked.clamp(min=0)).mT]
+            largest, top = logits.max(-1)
+            shares = torch.softmax(logits, -1)
+            total = largest - shares.gather(-1, top[:, None])[:, 0].log()  # the logarithm of Σ exp
+            kl = certainty + total - torch.linalg.vecdot(sure, logits)
+            entropy = total - torch.linalg.vecdot(shares, logits)
+            ranks = torch.stack(rank, -1).double().masked_fill(asked < 0, torch.nan)
+            parts.append((entropy, kl.clamp(min=0), top, ranks))
+    return Readout(*(torch.stack(one).cpu().numpy() for one in zip(*parts, strict=True)))

@@ -71,7 +71,7 @@ def fit_lens(
     texts: Sequence[str],
     *,
     updates: int = 200,
-    rows: int = 32,
+    rows: int = 16,
     length: int = 128,
     rate: float = 1e-3,
     seed: int = 0,

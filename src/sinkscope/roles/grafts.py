@@ -1,8 +1,8 @@
-"""Grafts: the stored keys and values of a canvas, and what sinks get of another's."""
+"""Grafts: the stored keys and values of a canvas and its residual stream, and what sinks get of another's."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from sinkscope.attention import Columns, LayerCall, Replacer, Watcher, subscribed
+from sinkscope.attention.stacks import find_stacks
 from sinkscope.errors import CallError
 from sinkscope.models import Model
 from sinkscope.roles.head_roles import Rules
 from sinkscope.roles.probes import Probe, as_written, predictions
-from sinkscope.roles.removal import look, removals_of
+from sinkscope.roles.removal import TOKENS, Sight, look, removals_of
 
 
 @dataclass(frozen=True, eq=False)
 class Graft:
-    """Keys of one head at some positions, and what they get: values, and keys that are already rotated, if any."""
+    """Keys of one head at some positions, and what they get: values, and keys that are already rotated, if any.
+
+    Of no head (−1): the residual stream at the input of the layer, in ``value``.
+    """
 
     layer: int
     head: int
@@ -84,6 +88,8 @@ class Canvas:
     """One canvas with its stored keys, turned back to position 0, and values, by layer [kv_head, key, dim].
 
     Attributes:
+        streams: what enters each layer, [position, width]; none where it is not one residual stream.
+        masked: whether a mask stands there.
         chosen: positions that are replaced, in heads that have a sink and plain keys.
         free: keys that are no sinks.
         taken: share of the readers' attention on the chosen keys.
@@ -92,20 +98,31 @@ class Canvas:
     probe: Probe
     keys: list[Tensor]
     values: list[Tensor]
+    streams: list[Tensor]
+    masked: Bool[np.ndarray, " key"]
     chosen: dict[At, Int[np.ndarray, " key"]]
     free: Bool[np.ndarray, "layer head key"]
     taken: dict[At, float]
 
     def content(self, layer: int, head: int, positions: Any) -> tuple[Tensor, Tensor]:
-        """Return keys and values, [key, dim]."""
+        """Return keys and values, [key, dim]; of no head (−1) the stream twice."""
+        if head < 0:
+            return self.streams[layer][positions], self.streams[layer][positions]
         shared = self.free.shape[1] // len(self.keys[layer])
         return self.keys[layer][head // shared][positions], self.values[layer][head // shared][positions]
 
-    @cached_property
-    def means(self) -> dict[At, tuple[Tensor, Tensor]]:
-        """Mean key and value of the chosen keys, [dim]."""
-        found = {at: self.content(*at[:2], positions) for at, positions in self.chosen.items()}
-        return {at: (key.mean(0), value.mean(0)) for at, (key, value) in found.items()}
+    def has(self, at: At, masked: Bool[np.ndarray, " key"]) -> bool:
+        """Return whether it has chosen keys there, on all these kinds of places."""
+        return at in self.chosen and {*masked.tolist()} <= {*self.masked[self.chosen[at]].tolist()}
+
+    def chosen_on(self, at: At, masked: bool) -> Int[np.ndarray, " key"]:
+        """Return the chosen keys on one kind of place."""
+        return self.chosen[at][self.masked[self.chosen[at]] == masked]
+
+    def beside(self, layer: int, position: int) -> int | None:
+        """Return the nearest position on the same kind of place that is a sink in no head of a layer."""
+        found = np.flatnonzero(self.free[layer].all(0) & (self.masked == self.masked[position]))
+        return int(found[np.abs(found - position).argmin()]) if len(found) else None
 
 
 def rotates(model: Model) -> bool:
@@ -119,8 +136,14 @@ def canvas_of(model: Model, probe: Probe, rules: Rules, seed: int) -> Canvas:
     if model.family.causal and probe.readers.argmax() and not sight.stored:
         raise CallError(f"{model.card.name}: expected layers that store nothing but keys and values, found others")
     tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
-    with as_written(model, probe), subscribed(model.network, keeper := Keeper()):
+    streams, stack = list[Any](), find_stacks(model.network)[0]
+    with as_written(model, probe), subscribed(model.network, keeper := Keeper()), ExitStack() as hooks:
+        for block in dict.fromkeys(stack.blocks.values()):
+            handle = block.register_forward_pre_hook(lambda block, given: streams.extend(given[:1]))
+            hooks.callback(handle.remove)
         predictions(model, tokens, torch.from_numpy(probe.readers))
+    plain = len(streams) == len(sight.columns) and all(one.shape[:2] == tokens.shape for one in streams)
+    streams = [one[0].float().cpu() for one in streams] if plain else []
     sinks, chosen, taken = sight.sinks(rules.excess), dict[At, Any](), dict[At, float]()
     free = ~sinks
     np.put_along_axis(free, sight.order[..., :1], False, axis=-1)
@@ -133,32 +156,96 @@ def canvas_of(model: Model, probe: Probe, rules: Rules, seed: int) -> Canvas:
     keys, back = keeper.keys, -torch.arange(tokens.shape[1])
     if rotates(model):
         keys = [turned(model, one.to(model.device), back).cpu() for one in keys]
-    return Canvas(probe, keys, keeper.values, chosen, free, taken)
+    masked = np.isin(probe.tokens, [] if model.card.mask_id is None else [model.card.mask_id])
+    return Canvas(probe, keys, keeper.values, streams, masked, chosen, free, taken)
 
 
 def grafts_of(
     model: Model, mine: Canvas, donor: str, with_key: bool, others: Sequence[Canvas], rng: np.random.Generator
 ) -> dict[At, Graft]:
-    """Return a graft for all chosen keys that have the donor among ``others``, canvases by falling priority."""
+    """Return a graft for all chosen keys that have the donor among ``others``, canvases by falling priority; a mask
+    gets what a mask has, a token that is written what a written one has.
+    """
     found = {}
     for at, positions in mine.chosen.items():
-        layer, head, kind = at
-        having = [one for one in others if at in one.chosen]
+        (layer, head, kind), masked = at, mine.masked[positions]
+        having = [one for one in others if one.has(at, masked)]
+        key, value = mine.content(layer, head, positions)
         if donor == "zero":
-            key, value = mine.content(layer, head, positions)
             value = torch.zeros_like(value)
-        elif donor == "text":
-            key, value = mine.content(layer, head, rng.choice(np.flatnonzero(mine.free[layer, head]), len(positions)))
-        elif not having:
+        elif donor != "text" and not having:
             continue
-        elif donor == "mean":
-            key, value = (torch.stack(many).mean(0) for many in zip(*(one.means[at] for one in having), strict=True))
-            key, value = (one.expand(len(positions), -1) for one in (key, value))
+        for place in np.unique(masked).tolist() if donor != "zero" else ():
+            there = torch.from_numpy(np.flatnonzero(masked == place))
+            if donor == "mean":
+                many = [one.content(layer, head, one.chosen_on(at, place)) for one in having]
+                given = [torch.stack([content.mean(0) for content in one]).mean(0) for one in zip(*many, strict=True)]
+            else:
+                from_text = np.flatnonzero(mine.free[layer, head] & (mine.masked == place))
+                theirs = from_text if donor == "text" else having[0].chosen_on(at, place)
+                if not len(theirs):
+                    break
+                if donor == "text" or kind == "plain":
+                    theirs = rng.choice(theirs, len(there))
+                given = (mine if donor == "text" else having[0]).content(layer, head, theirs)
+            key[there], value[there] = given
         else:
-            theirs = having[0].chosen[at]
-            key, value = having[0].content(
-                layer, head, theirs if kind == "sink" else rng.choice(theirs, len(positions))
-            )
-        there = turned(model, key.to(model.device), torch.from_numpy(positions)) if with_key else None
-        found[at] = Graft(layer, head, positions, value, there)
+            moved = turned(model, key.to(model.device), torch.from_numpy(positions)) if with_key else None
+            found[at] = Graft(layer, head, positions, value, moved)
     return found
+
+
+def stream_grafts_of(mine: Canvas, donor: str, others: Sequence[Canvas]) -> dict[At, Graft]:
+    """Return the residual streams that the sinks of each layer get at its input, of the sink of the first head that has
+    it; plain: the nearest positions that are no sinks, from those nearest to the donor's sink. ``text``: from there.
+    """
+    found = dict[At, Graft]()
+    for at in (one for one in mine.chosen if one[2] == "sink"):
+        layer, sink = at[0], int(mine.chosen[at][0])
+        having = [one for one in others if one.has(at, mine.masked[[sink]])]
+        pairs = [(one, int(one.chosen[at][0])) for one in (having if donor == "mean" else having[:1])]
+        for kind, to in (("sink", sink), ("plain", mine.beside(layer, sink))):
+            given = [(one, place if kind == "sink" else one.beside(layer, place)) for one, place in pairs]
+            if donor == "text":
+                given = [(mine, mine.beside(layer, sink))] if kind == "sink" else []
+            if to is None or not given or any(place is None for _, place in given):
+                continue
+            stream = torch.stack([one.streams[layer][place] for one, place in given]).mean(0)
+            found.setdefault((layer, to, kind), Graft(layer, -1, np.array([to]), stream[None]))
+    return found
+
+
+@torch.no_grad()
+def stream_divergences(
+    model: Model, probe: Probe, sight: Sight, sets: Sequence[Sequence[Graft]], rows: int = 32
+) -> tuple[list[float], list[float]]:
+    """Return what `divergences` does of sets of streams, which all later layers and positions see; a reader whose own
+    stream is replaced does not count, NaN where none is left.
+    """
+    tokens = torch.from_numpy(probe.tokens.astype(np.int64)).to(model.device)[None]
+    readers, said, kl, kept = torch.from_numpy(probe.readers), sight.log_probabilities, list[float](), list[float]()
+    blocks = dict.fromkeys(find_stacks(model.network)[0].blocks.values())
+    rows = min(rows, max(1, TOKENS // len(probe.tokens))) if model.device.type == "cpu" else rows
+    for start in range(0, len(sets), rows):
+        part = list(enumerate(sets[start : start + rows]))
+        counted = torch.ones(len(part), len(probe.tokens), dtype=torch.bool)
+        for row, grafts in part:
+            counted[row, [int(at) for one in grafts for at in one.positions]] = False
+        with as_written(model, probe), ExitStack() as hooks:
+            for layer, block in enumerate(blocks):
+
+                def replace(block: Any, given: Any, layer: int = layer, part: Any = part) -> Any:
+                    stream = given[0].clone()
+                    for row, one in ((row, one) for row, grafts in part for one in grafts if one.layer == layer):
+                        stream[row, one.positions] = one.value.to(stream)
+                    return stream, *given[1:]
+
+                hooks.callback(block.register_forward_pre_hook(replace).remove)
+            changed = predictions(model, tokens.expand(len(part), -1), readers)
+        weight = counted[:, readers].to(said)
+        weight /= weight.sum(-1, keepdim=True)
+        same = (changed.argmax(-1) == said.argmax(-1)).float()
+        nats = torch.sub(said, changed, out=changed).mul_(said.exp()).sum(-1)
+        kl += (nats * weight).sum(-1).clamp(min=0).tolist()
+        kept += (same * weight).sum(-1).tolist()
+    return kl, kept

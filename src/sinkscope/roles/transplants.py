@@ -1,7 +1,8 @@
 """Transplants: the key and value of a sink replaced by those of another sink, to see whether what it stores matters.
 
 The predictions are those of `find_roles`. The key stays, and with it the attention that it gets, unless it is
-transplanted too, turned to the position of the one that it replaces (rotary positions of Llama and Qwen2).
+transplanted too, turned to the position of the one that it replaces (rotary positions of Llama and Qwen2). A third
+transplant is of the residual stream at a layer's input, of which the keys and values of all heads are made.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,16 @@ from sinkscope.models import Model, expect_model
 from sinkscope.models.devices import own_defaults
 from sinkscope.models.fingerprints import weight_hash_of
 from sinkscope.roles.find import estimates
-from sinkscope.roles.grafts import Canvas, Graft, Transplanter, canvas_of, grafts_of, rotates
+from sinkscope.roles.grafts import (
+    Canvas,
+    Graft,
+    Transplanter,
+    canvas_of,
+    grafts_of,
+    rotates,
+    stream_divergences,
+    stream_grafts_of,
+)
 from sinkscope.roles.head_roles import Estimate, Rules
 from sinkscope.roles.probes import CANVASES, Probe, make_probes
 from sinkscope.roles.removal import Rows, divergences, look
@@ -26,6 +36,7 @@ from sinkscope.runs.folder import Items
 from sinkscope.statistics.intervals import LEAST_PROMPTS
 
 DONORS = ("zero", "prompt", "step", "mean", "text")
+WHATS = ("value", "value and key", "stream")
 IN_GROUPS = {("zero", "sink"), ("prompt", "sink"), ("prompt", "plain")}
 """What is measured in groups smaller than the model."""
 Stores = Literal["nothing", "constant", "content", "open"]
@@ -39,21 +50,23 @@ class Transplant:
         group: ``model``, ``layer 3``, or a head such as ``3.2``.
         donor: ``zero`` (no value at all), the same head's sink in another ``prompt`` or another ``step`` of the same
             one, the ``mean`` of that sink over the other prompts, or a random key of the same canvas that is no sink
-            (``text``).
-        with_key: whether the key is transplanted too.
-        heads: mean number of heads on a canvas whose sink is replaced: those whose sink has the donor.
+            (``text``); masks get from masks, written tokens from written ones.
+        what: what is transplanted: the ``value``, ``value and key``, or the ``stream`` of the position at the layer's
+            input, which all later layers and positions see.
+        heads: mean number of heads on a canvas whose sink is replaced: those whose sink has the donor; of streams the
+            number of layers and positions.
         sink: KL divergence of the predictions, in nats, over the canvases that have the donor.
         plain: the same for keys that are no sinks and hold as much of the readers' attention, in the same heads, from
-            keys that are no sinks.
+            keys that are no sinks; of streams as many positions, each the nearest to a sink that is none in the layer.
         sink_over_plain: their difference, prompt by prompt.
-        sink_over_zero: the sink's divergence less that of its value's removal, prompt by prompt.
+        sink_over_zero: the sink's divergence less that of its value's removal, prompt by prompt; not of streams.
         sink_change: ‖v' − v‖ / ‖v‖ of the sinks, mean over heads; plain_change: of the plain keys.
         kept: share of the first choices that stay when the sinks are replaced.
     """
 
     group: str
     donor: str
-    with_key: bool
+    what: str
     heads: float
     sink: Estimate
     plain: Estimate
@@ -81,9 +94,9 @@ class Transplants:
     taken: dict[str, tuple[Estimate, Estimate]]
     stores: dict[str, Stores]
 
-    def of(self, group: str, donor: str, with_key: bool = False) -> Transplant:
+    def of(self, group: str, donor: str, what: str = "value") -> Transplant:
         """Return one row; StopIteration where there is none."""
-        return next(one for one in self.rows if (one.group, one.donor, one.with_key) == (group, donor, with_key))
+        return next(one for one in self.rows if (one.group, one.donor, one.what) == (group, donor, what))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -101,16 +114,18 @@ def what_it_stores(zero: Estimate, prompt: Estimate, changed: float) -> Stores:
     return "constant" if zero.low > changed else "nothing"
 
 
-def _conditions(model: Model) -> list[tuple[str, bool]]:
-    both = [("prompt", True), ("step", True)] if rotates(model) else []
-    return [*((donor, False) for donor in DONORS), *both]
+def _conditions(model: Model, mine: Canvas) -> list[tuple[str, str]]:
+    value, both, stream = WHATS
+    found = [*((donor, value) for donor in DONORS)]
+    found += [("prompt", both), ("step", both)] if rotates(model) else []
+    return found + ([(donor, stream) for donor in DONORS[1:]] if mine.streams else [])
 
 
 @torch.no_grad()
 def _measure(
     model: Model, canvases: Sequence[Sequence[Canvas]], prompt: int, number: int, by: str, rows: int, seed: int
 ) -> dict[str, float]:
-    """Return the numbers of one canvas by name: what, group, donor, with key, kind."""
+    """Return the numbers of one canvas by name: number, group, donor, what, kind."""
     mine, count = canvases[prompt][number], len(canvases)
     behind = [canvases[(prompt + one) % count] for one in range(1, count)]
     others = {
@@ -119,38 +134,48 @@ def _measure(
         "mean": [canvas for one in behind for canvas in one],
     }
     found, sets = dict[str, float](), list[tuple[str, list[Graft]]]()
-    for donor, with_key in _conditions(model):
-        rng = np.random.default_rng([seed, prompt, number, DONORS.index(donor)])
-        grafts = grafts_of(model, mine, donor, with_key, others.get(donor, ()), rng)
+    for donor, what in _conditions(model, mine):
+        rng, donors = np.random.default_rng([seed, prompt, number, DONORS.index(donor)]), others.get(donor, ())
+        stream = what == "stream"
+        if stream:
+            grafts = stream_grafts_of(mine, donor, donors)
+        else:
+            grafts = grafts_of(model, mine, donor, what == "value and key", donors, rng)
         for kind in ("sink", "plain"):
             groups: dict[str, list[Graft]] = {}
             for at, one in grafts.items():
                 if at[2] == kind:
                     groups.setdefault("model", []).append(one)
-                    if (donor, kind) in IN_GROUPS and not with_key and not number:
+                    single = what == "value" or (stream and by == "layer")
+                    if (donor, kind) in IN_GROUPS and single and not number:
                         name = f"layer {at[0]}" if by == "layer" else f"{at[0]}.{at[1]}"
                         groups.setdefault(name, []).append(one)
             for group, some in groups.items():
-                name = f"{group}|{donor}|{with_key}|{kind}"
+                name = f"{group}|{donor}|{what}|{kind}"
                 sets.append((name, some))
                 before = [mine.content(one.layer, one.head, one.positions)[1] for one in some]
                 changes = [(one.value - was).norm() / was.norm() for one, was in zip(some, before, strict=True)]
                 if known := [float(one) for one in changes if one.isfinite()]:
                     found[f"change|{name}"] = float(np.mean(known))
-                at = [(one.layer, one.head, kind) for one in some]
-                found[f"replaced|{name}"] = float(len(at))
-                if donor == ("zero" if kind == "sink" else "prompt"):
-                    found[f"taken|{group}|{kind}"] = float(np.mean([mine.taken[one] for one in at]))
+                found[f"replaced|{name}"] = float(len(some))
+                if donor == ("zero" if kind == "sink" else "prompt") and not stream:
+                    shares = [mine.taken[one.layer, one.head, kind] for one in some]
+                    found[f"taken|{group}|{kind}"] = float(np.mean(shares))
     sets.sort(key=lambda one: min(graft.layer for graft in one[1]))
-    sight = look(model, mine.probe)
+    sight, of_streams = look(model, mine.probe), [one for one in sets if "|stream|" in one[0]]
+    sets = [one for one in sets if one not in of_streams]
     kl, kept = divergences(model, mine.probe, sight, [one for _, one in sets], rows, by=Transplanter)
-    for (name, _), nats, share in zip(sets, kl.tolist(), kept.tolist(), strict=True):
-        found |= {f"kl|{name}": nats, f"kept|{name}": share}
-    for name in [one.removesuffix("|sink") for one, _ in sets if one.endswith("|sink")]:
-        group, nats = name.split("|")[0], found[f"kl|{name}|sink"]
+    also = stream_divergences(model, mine.probe, sight, [one for _, one in of_streams], rows)
+    numbers = zip(sets + of_streams, [*kl.tolist(), *also[0]], [*kept.tolist(), *also[1]], strict=True)
+    for (name, _), nats, share in numbers:
+        if not np.isnan(nats):
+            found |= {f"kl|{name}": nats, f"kept|{name}": share}
+    for name in [one[3:-5] for one in found if one.startswith("kl|") and one.endswith("|sink")]:
+        (group, _, what), nats = name.split("|"), found[f"kl|{name}|sink"]
         if f"kl|{name}|plain" in found:
             found[f"over plain|{name}"] = nats - found[f"kl|{name}|plain"]
-        found[f"over zero|{name}"] = nats - found[f"kl|{group}|zero|False|sink"]
+        if what != "stream":
+            found[f"over zero|{name}"] = nats - found[f"kl|{group}|zero|value|sink"]
     return found
 
 
@@ -229,25 +254,26 @@ def transplant_on(
     def of(*names: Any) -> Estimate:
         return told_of.get("|".join(map(str, names)), nothing)
 
-    names = [one.split("|")[1:4] for row in measured for canvas in row for one in canvas if one.startswith("over zero")]
+    all_names = [one for row in measured for canvas in row for one in canvas]
+    names = {(*one.split("|")[1:4],) for one in all_names if one.startswith("kl|") and one.endswith("|sink")}
     told = tuple(
         Transplant(
             group,
             donor,
-            with_key == "True",
-            heads=of("replaced", group, donor, with_key, "sink").mean or 0.0,
-            sink=of("kl", group, donor, with_key, "sink"),
-            plain=of("kl", group, donor, with_key, "plain"),
-            sink_over_plain=of("over plain", group, donor, with_key),
-            sink_over_zero=of("over zero", group, donor, with_key),
-            sink_change=of("change", group, donor, with_key, "sink"),
-            plain_change=of("change", group, donor, with_key, "plain"),
-            kept=of("kept", group, donor, with_key, "sink"),
+            what,
+            heads=of("replaced", group, donor, what, "sink").mean or 0.0,
+            sink=of("kl", group, donor, what, "sink"),
+            plain=of("kl", group, donor, what, "plain"),
+            sink_over_plain=of("over plain", group, donor, what),
+            sink_over_zero=of("over zero", group, donor, what),
+            sink_change=of("change", group, donor, what, "sink"),
+            plain_change=of("change", group, donor, what, "plain"),
+            kept=of("kept", group, donor, what, "sink"),
         )
-        for group, donor, with_key in sorted({(*one,) for one in names}, key=_in_order)
+        for group, donor, what in sorted(names, key=_in_order)
     )
     groups = list(dict.fromkeys(one.group for one in told))
-    changed = [(of("kl", one, "zero", False, "sink"), of("kl", one, "prompt", False, "sink")) for one in groups]
+    changed = [(of("kl", one, "zero", "value", "sink"), of("kl", one, "prompt", "value", "sink")) for one in groups]
     return Transplants(
         model.card.name,
         len(probes),
@@ -264,6 +290,6 @@ def _check_number(prompts: int) -> None:
 
 
 def _in_order(name: tuple[str, ...]) -> tuple[Any, ...]:
-    group, donor, with_key = name
+    group, donor, what = name
     places = [float("-inf")] if group == "model" else [float(one) for one in group.removeprefix("layer ").split(".")]
-    return places, with_key, DONORS.index(donor)
+    return places, WHATS.index(what), DONORS.index(donor)

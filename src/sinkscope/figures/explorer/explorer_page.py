@@ -22,7 +22,7 @@ import numpy as np
 from sinkscope.counts import counted
 from sinkscope.errors import CallError, SinkscopeError, TraceError, first_line
 from sinkscope.figures.explorer.recorded_views import STRONGEST, Tiles, add_trace
-from sinkscope.figures.style import model_labels
+from sinkscope.figures.style import model_labels, text_label
 from sinkscope.figures.subject import Maps
 from sinkscope.roles.head_roles import Roles
 from sinkscope.runs.folder import new_folder
@@ -35,7 +35,7 @@ ASSETS = files("sinkscope.figures.explorer") / "assets"
 ADDRESS = "127.0.0.1"
 NAMES = (ADDRESS, "localhost")
 PLACE = ("trace", "step", "layer", "head")
-SCRIPTS = "data selection drawing heads_view trace_view charts difference attention_map explorer".split()
+SCRIPTS = "data selection drawing heads_view trace_view charts difference attention_map lens_view explorer".split()
 LARGEST_PAGE, LARGEST_INLINE = 64_000_000, 16_000_000
 """Bytes of tiles up to which a page holds every head, and a page that travels through the kernel of a notebook."""
 MARK = b" \xc2\xb7 sinkscope</title>"
@@ -125,7 +125,10 @@ def tile_path(name: str) -> str:
 
 
 def explore(
-    *traces: Trace | str | Path | Sequence[Trace | str | Path], excess: float = 3.0, roles: Roles | None = None
+    *traces: Trace | str | Path | Sequence[Trace | str | Path],
+    excess: float = 3.0,
+    roles: Roles | None = None,
+    lens: Mapping[str, Any] | None = None,
 ) -> Explorer:
     """Return the explorer of one or more traces; the first two are shown side by side. A notebook shows it in place.
 
@@ -133,9 +136,10 @@ def explore(
         traces: open ones or their paths, one by one or in a list.
         excess: ε of Eq. 3, in queries' worth.
         roles: what the sinks of the model do (`find_roles`), for the traces of its weights.
+        lens: what each layer would predict at sinks (`Lens.as_dict`), of the weights of one of the traces.
 
     Raises:
-        CallError: no traces, roles of none of them, or a threshold that cannot hold.
+        CallError: no traces, roles or a lens of none of them, or a threshold that cannot hold.
         TraceError: a trace without a whole step, or a damaged one.
     """
     opened = [as_trace(one) for group in traces for one in (group if isinstance(group, list | tuple) else [group])]
@@ -145,6 +149,9 @@ def explore(
     if roles is not None and not any(theirs):
         wanted = f"expected a trace of {roles.model}, whose roles were given"
         raise CallError(f"{wanted}, found traces of other weights or another config.json")
+    hashes = {trace.manifest.get("model", {}).get("weight_hash") for trace in opened}
+    if lens is not None and lens.get("weight_hash") not in hashes:
+        raise CallError(f"expected a lens of the weights of a trace, found one of {lens.get('model')}")
     tiles, shown = Tiles(), []
     labels = model_labels([trace.manifest for trace in opened])
     for number, (trace, label, known) in enumerate(zip(opened, labels, theirs, strict=True)):
@@ -173,7 +180,15 @@ def explore(
         f"{widest * 1e-5:.5f}.",
     }
     document = {"excess": excess, "lead": lead, "notes": notes, "words": list(words.items()), "traces": shown}
-    return Explorer(document, tiles)
+    return Explorer(document | {"lens": None if lens is None else _with_visible_tokens(lens)}, tiles)
+
+
+def _with_visible_tokens(lens: Mapping[str, Any]) -> dict[str, Any]:
+    groups = []
+    for one in lens["groups"]:
+        tops = [top if top["text"] is None else top | {"text": text_label(top["text"])} for top in one["top"]]
+        groups.append(one | {"top": tops})
+    return {**lens, "groups": groups}
 
 
 def _pieces(

@@ -9,6 +9,7 @@ const charts = {
 };
 const difference = new DifferenceView(byId("difference"));
 const map = new MapView(byId("map-section"));
+const lens = new LensView(byId("lens"), page.lens);
 
 let waiting = 0;
 function draw() {
@@ -32,6 +33,7 @@ function drawNow() {
   drawOrder(charts.order);
   difference.draw();
   map.draw();
+  lens.draw();
   tellStory();
   tellHeadline();
   tellAgain?.();
