@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from random_models import TINY, save_random_model
-from recorded_ops import captures, noted, recorded_ops
+from recorded_ops import RecordedOps, captures, noted, recorded_ops
 from simulated_gpu import SimulatedGpu, kernels_in_place
 from torch.utils._pytree import tree_leaves
 
@@ -17,6 +17,7 @@ from sinkscope.attention import Watcher, call, dispatch, projections, subscribed
 from sinkscope.decoding import captured, projection
 from sinkscope.decoding.captured import QueueingOnly
 from sinkscope.interventions import parse_rule
+from sinkscope.interventions.hiding import Hiding
 from sinkscope.models import FAMILIES
 
 PROMPTS = ((5, 9, 11, 7), (8, 6, 13))
@@ -164,6 +165,34 @@ def test_every_step_queues_the_same_operators(rule, gpu, network, monkeypatch, t
     written(gpu, network, tmp_path / "trace", rule, graphs=False)
     assert len(sequences) == 9 and len(sequences[-1]) > 100
     assert all(one == sequences[2] for one in sequences[3:])
+
+
+@pytest.mark.parametrize(("rule", "in_a_layer", "at_the_end"), [("top:1", 10, 75), ("random:1", 32, 75)])
+def test_a_rule_adds_few_launches(rule, in_a_layer, at_the_end, gpu, network, monkeypatch, tmp_path):
+    """In a layer what it chooses by; its effect is counted once for all layers."""
+    plain, counted = Hiding.end_step, []
+
+    def noting(*args):
+        with RecordedOps() as ops:
+            plain(*args)
+        counted.append(launches(function for function, *_ in ops.ran))
+
+    monkeypatch.setattr(Hiding, "end_step", noting)
+    in_a_step = {}
+    for one in ("none", rule):
+        written(gpu, network, tmp_path / one, one)
+        in_a_step[one] = launches(function for function, *_ in captures[-1].ran)
+    added, layers = in_a_step[rule] - in_a_step["none"], network.card.layers
+    assert layers < added <= layers * in_a_layer
+    assert 10 < max(counted) <= at_the_end
+
+
+def launches(functions):
+    """How many operators make something other than a view or empty memory."""
+    empty = (torch.ops.aten.empty, torch.ops.aten.empty_strided)
+    return sum(
+        not getattr(one, "is_view", False) and getattr(one, "overloadpacket", one) not in empty for one in functions
+    )
 
 
 class _Watching(Watcher):

@@ -1,17 +1,20 @@
 """The effect of hiding: how much attention was removed, and how many of the hidden keys were still sinks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from sinkscope.attention import Columns, LayerCall, StepResult, Watcher, subscribed
 from sinkscope.counts import counted
+from sinkscope.interventions.rule_context import Scope, pool, rank_of, spread
 from sinkscope.notebook_card import MOST_ROWS, card
 
 
@@ -126,6 +129,10 @@ class Effect:
         return {name: getattr(self, name) for name in names} | more
 
 
+COUNTS = tuple(field.name for field in fields(Effect))[:-2]
+"""What is counted of every head."""
+
+
 def _share(part: float, whole: float) -> float:
     return float(part / whole) if whole else 0.0
 
@@ -134,13 +141,93 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
 
 
+class LayerCounts(NamedTuple):
+    """What a layer leaves to be counted at the end of a step, when all layers are `stacked`: a layer axis in front."""
+
+    heads: int
+    kv_heads: int
+    limits: tuple[Tensor, ...]  # for each rule its heads, bool [head]; none where any rule is in force in all
+    rules: tuple[int, ...]  # their numbers
+    ranked: tuple[bool, ...]  # for each rule whether all queries lose the same keys
+    keys: tuple[Tensor, ...]  # for each rule the keys that any query loses, bool [batch, 1 or head, key]
+    losing: tuple[Tensor | None, ...]  # for each rule the queries that lose them, bool [batch, query]; None for all
+    queries: Tensor  # float32 [batch, query], those that count
+    held: Tensor  # bool [batch, key], the keys that there are
+    each: tuple[Tensor, Tensor] | None  # `losses`, where queries lose different keys
+    removed: Tensor | None = None  # as in `Columns`; None, with all that follows, where nothing was hidden
+    received: tuple[Tensor, ...] = ()  # column sums without the hiding and with it, [batch, head, key], if wanted
+    values: tuple[
+        tuple[Tensor, Scope], ...
+    ] = ()  # what ranks the keys of each ranked rule, see `Intervention.criterion`
+
+    def counts(self, most: int | None, readers: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return what stacked layers add to an `Effect`: [batch, layer, head, number], numbers as in `COUNTS`, and what
+        keys receive, [batch, 2, key]. Rules hide up to ``most`` keys a head; ``readers`` [batch, position] commit.
+        """
+        shape = (*self.queries.shape[:2], self.heads)
+        in_force = torch.stack(self.limits).any(0)[:, None] if self.limits else self.queries.new_ones(1, 1, self.heads)
+        in_force = in_force.float()
+        found = {"queries": self.queries.sum(-1, keepdim=True) * in_force, "steps": in_force}
+        if readers is not None:
+            found["committed"] = readers.sum(-1, keepdim=True) * in_force
+        if self.removed is not None:
+            lost = self.removed * (self.queries[:, :, None] * in_force[..., None])
+            found["removed"] = lost.sum(-1)
+            if readers is not None:
+                found["removed_committed"] = (lost * readers[:, None, -lost.shape[-1] :]).sum(-1)
+            number, gone = self.each or losses([keys[..., None, :] for keys in self.keys], self.held)
+            nothing = lost == 0  # of a query with constant keys in front, that may lose all others
+            spared = gone & (nothing if self.each else nothing.all(-1, keepdim=True))  # they keep all, not to lose all
+            hidden = number * ~spared
+            if self.each:
+                limited = [own for own in self.losing if own is not None]
+                losing = reduce(torch.bitwise_or, limited) if len(limited) == len(self.losing) else 1
+                weight = (self.queries * losing)[:, :, None]
+                found["hidden"] = (hidden * weight).sum(-1) / weight.sum(-1).clamp(min=1)
+            else:
+                found["hidden"] = hidden.sum(-1)
+            if ranked := [keys for keys, has_rank in zip(self.keys, self.ranked, strict=True) if has_rank]:
+                together, kept = reduce(torch.bitwise_or, ranked), ~spared.all(-1, keepdim=True)
+                taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)
+                for keys, (values, scope) in zip(ranked, self.values, strict=True):
+                    ranks = rank_of(pool(values, scope, self.kv_heads), self.held[:, :, None], most)
+                    top = top | (keys & (spread(ranks, self.heads) < taken))
+                found["hits"], found["ranked"] = ((one & kept).sum(-1, dtype=torch.float32) for one in (top, together))
+        zero, received = in_force.new_zeros(()), [(one * in_force[..., None]).sum((0, 2)) for one in self.received]
+        counts = torch.stack([found.get(name, zero).expand(shape) for name in COUNTS], -1).transpose(0, 1)
+        return counts, torch.stack(received, 1) if received else None
+
+
+def losses(keys: Sequence[Tensor], held: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many ``keys``, bool [batch, head, query, key], rules take, and whether all that are ``held``."""
+    union, held = reduce(torch.bitwise_or, keys), held[..., None, None, :]
+    return union.sum(-1, dtype=torch.float32), (union | ~held).all(-1)
+
+
+def stacked(layers: Mapping[int, LayerCounts]) -> Iterator[tuple[tuple[int, ...], LayerCounts]]:
+    """Yield layers that are alike as one, with their places."""
+    alike: dict[Any, dict[int, list[Any]]] = {}
+    for place, one in layers.items():
+        leaves = tree_leaves(one)
+        kind = tuple((leaf.shape, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        alike.setdefault(kind, {})[place] = leaves
+    for found in alike.values():
+        leaves = list(map(_stacked, zip(*found.values(), strict=True)))
+        yield tuple(found), tree_unflatten(leaves, tree_structure(layers[min(found)]))
+
+
+def _stacked(leaves: tuple[Any, ...]) -> Any:
+    if all(one is leaves[0] for one in leaves) or not isinstance(leaves[0], Tensor):
+        return leaves[0].expand(len(leaves), *leaves[0].shape) if isinstance(leaves[0], Tensor) else leaves[0]
+    return torch.stack(leaves)
+
+
 class Tally:
     """Sums of an `Effect` while they grow, on the device; a step adds all layers at once, as each addition launches."""
 
     def __init__(self, prompts: int) -> None:
         self._prompts = prompts
-        self._sums: dict[tuple[str, tuple[int, ...]], Tensor] = {}  # what, of which layers → [prompt, layer, head]
-        self.waiting: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
+        self._sums: dict[tuple[int, ...], Tensor] = {}  # places of layers → [prompt, layer, head, number]
         self._received: Tensor | None = None  # [prompt, 2, position]
 
     def add_received(self, prompts: Tensor, received: Tensor) -> None:
@@ -149,36 +236,21 @@ class Tally:
         self._received = pad(self._received, (0, max(0, received.shape[2] - self._received.shape[2])))
         self._received[..., : received.shape[2]].index_add_(0, prompts, received.double())
 
-    def add(self, layer: int, prompts: Tensor, **values: Tensor) -> None:
-        """Add values [row, head] of one layer; ``prompts``, int64 [row], are the numbers of the rows' prompts."""
-        for name, found in values.items():
-            kind = (name, found.shape, found.dtype, found.device)
-            alike = self.waiting.get(kind, [])
-            if any(layer == known for known, _, _ in alike) or (alike and alike[0][1] is not prompts):
-                self.settle()
-            self.waiting.setdefault(kind, []).append((layer, prompts, found))
+    def add(self, places: tuple[int, ...], prompts: Tensor, counts: Tensor) -> None:
+        """Add counts [row, layer, head, number]; ``prompts``, int64 [row], are the numbers of the rows' prompts."""
+        if places not in self._sums:
+            self._sums[places] = counts.new_zeros(self._prompts, *counts.shape[1:], dtype=torch.float64)
+        self._sums[places].index_add_(0, prompts, counts.double())
 
     @property
     def empty(self) -> bool:
-        return not self._sums and not self.waiting
-
-    def settle(self) -> None:
-        waiting, self.waiting = self.waiting, {}
-        for (name, *_), given in waiting.items():
-            layers, (_, prompts, one) = tuple(layer for layer, _, _ in given), given[0]
-            if (name, layers) not in self._sums:
-                sums = torch.zeros(self._prompts, len(layers), *one.shape[1:], dtype=torch.float64, device=one.device)
-                self._sums[name, layers] = sums
-            added = torch.stack([found for _, _, found in given], dim=1).double()
-            self._sums[name, layers].index_add_(0, prompts, added)
+        return not self._sums
 
     def effect(self, layers: int, heads: int) -> Effect:
-        self.settle()
-        names = [field.name for field in fields(Effect)][:-2]
-        arrays: dict[str, Any] = {name: np.zeros((self._prompts, layers, heads)) for name in names}
-        for (name, places), values in self._sums.items():
-            found = values.cpu().numpy()
-            arrays[name][:, list(places), : found.shape[2]] += found
+        arrays: dict[str, Any] = {name: np.zeros((self._prompts, layers, heads)) for name in COUNTS}
+        for places, values in self._sums.items():
+            for name, found in zip(COUNTS, np.moveaxis(values.cpu().numpy(), -1, 0), strict=True):
+                arrays[name][:, list(places), : found.shape[2]] += found
         received = np.zeros((self._prompts, 2, 0)) if self._received is None else self._received.cpu().numpy()
         return Effect(**arrays, received=received)
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial, reduce
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sinkscope.attention import (
     Columns,
@@ -21,27 +22,9 @@ from sinkscope.attention import (
     upload,
 )
 from sinkscope.errors import AttentionError, CallError
-from sinkscope.interventions.effect import Effect, Tally, joined
-from sinkscope.interventions.rule_context import (
-    AttentionMemory,
-    Rule,
-    RuleContext,
-    StepCanvas,
-    class_in,
-    digests_of,
-    pool,
-    rank_of,
-    spread,
-)
+from sinkscope.interventions.effect import Effect, LayerCounts, Tally, joined, losses, stacked
+from sinkscope.interventions.rule_context import AttentionMemory, Rule, RuleContext, StepCanvas, class_in, digests_of
 from sinkscope.models import Model
-
-
-class _Chosen(NamedTuple):
-    """The keys that a rule has chosen in a layer, and whether for each query by itself."""
-
-    rule: Rule
-    hidden: Hidden
-    each_query: bool
 
 
 class Hiding(Hider):
@@ -58,6 +41,7 @@ class Hiding(Hider):
         self._plain = False  # whether single calls run, of neither a sampler nor a `generate`
         self._took: dict[int, Tensor | None] = {}  # number of a rule → whether it took keys; None where it chose none
         self._head_masks: dict[Any, Tensor] = {}
+        self._wanted = {name for part in self.parts if part.observing for name in part.looks_back}
         self._classify = None if model is None else cache(partial(class_in, model))  # a bare network has no tokenizer
         self._forget()
 
@@ -69,12 +53,9 @@ class Hiding(Hider):
         self._canvases: dict[str | None, StepCanvas] = {}  # the newest of each stack
         self._tokens: Tensor | None = None
         self._digests: list[bytes] | None = None
-        self._attention = AttentionMemory(causal)
+        self._attention = AttentionMemory(self._wanted, causal)
         self._memory: dict[tuple[int, str], dict[str, Any]] = {}
-        self._chosen: dict[str, list[_Chosen]] = {}
-        # place of a layer → heads in force, their lost attention
-        self._in_step: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self._received: Tensor | None = None  # attention by position in this step, [batch, 2, key]
+        self._in_step: dict[int, LayerCounts] = {}  # by place of the layer
 
     @property
     def effect(self) -> Effect:
@@ -142,11 +123,11 @@ class Hiding(Hider):
             before, self._tokens = self._tokens, context.tokens
             width = 0 if before is None else min(before.shape[1], context.tokens.shape[1])
             if before is not None and not torch.equal(before[:, :width], context.tokens[:, :width]):
-                self._attention = AttentionMemory(causal=True)  # a call by itself with another text has no step before
+                self._attention = AttentionMemory(self._wanted, causal=True)  # another text has no step before
         self._tally = self._tally or Tally(len(self._prompts))
         last = self._canvases.get(context.stack)
         self._canvas = StepCanvas(context, context.prompt_lengths or self._prompts, last)
-        self._canvases[context.stack], self._chosen, self._in_step = self._canvas, {}, {}
+        self._canvases[context.stack], self._in_step = self._canvas, {}
         self._digests = self._digests or digests_of(context)
         for asked, device in {} if last is None else last.drawn.items():
             self._canvas.draw(self._digests, self._step, asked, device)
@@ -155,42 +136,50 @@ class Hiding(Hider):
             self._attention.run_unhidden(self.session)
 
     def end_step(self, result: StepResult | None) -> None:
-        canvas, self._canvas = self._canvas, None
+        self._count(None if result is None else result.readers)
+        self._canvas = None
+
+    def _count(self, readers: Tensor | None) -> None:
+        """Count what the layers of the step have left, all at once."""
+        canvas, layers, received = self._canvas, self._in_step, None
+        self._in_step = {}
         if canvas is None or self._tally is None:
             return
-        if result is not None and result.readers is not None:
-            for place, (in_force, lost) in self._in_step.items():
-                readers = canvas.recorded(result.readers.to(in_force.device)).float()
-                counts = {"committed": readers.sum(-1)[:, None] * in_force}
-                if lost is not None:
-                    counts["removed_committed"] = (lost * readers[:, None, -lost.shape[-1] :]).sum(-1)
-                self._tally.add(place, canvas.prompts(in_force.device), **counts)
-        self._tally.settle()
-        if self._received is not None:
-            received = canvas.by_position(self._received)
+        for places, one in stacked(layers):
+            device, committed = one.queries.device, None
+            if readers is not None:  # rows of guidance, behind the others, commit nothing
+                committed = pad(readers.to(device).float(), (0, 0, 0, canvas.rows - len(readers)))
+            bounds = [self.parts[number].most for number, has in zip(one.rules, one.ranked, strict=True) if has]
+            most = None if None in bounds else sum(bound or 0 for bound in bounds)
+            counts, found = one.counts(most, committed)
+            self._tally.add(places, canvas.prompts(device), canvas.recorded(counts))
+            if found is not None:
+                received = found if received is None else received + found.to(received.device)
+            for number, keys in zip(one.rules, one.keys, strict=True):
+                some, before = keys.any() | self.parts[number].takes_own, self._took[number]
+                self._took[number] = some if before is None else before | some.to(before.device)
+        if received is not None:
+            received = canvas.by_position(received)
             self._tally.add_received(canvas.prompts(received.device), received)
-        self._in_step, self._received = {}, None
 
     def layer_state(self) -> Any:
         canvas = self._canvas
         if canvas is None or self._tally is None or not all(map(_of_tensors, self.parts)):
             return None
-        made = {name: one for name, one in canvas.made.items() if name[0] != "counted"}  # by the identity of a tensor
         return {
-            "canvas": (made, canvas.drawn),
+            "canvas": (canvas.made, canvas.drawn),
             "attention": self._attention.state,
             "rules": (self._memory, self._took, [one.steps is None or self._step in one.steps for one in self.parts]),
-            "effect": (self._in_step, self._received, self._tally.waiting),
+            "effect": self._in_step,
         }
 
     def set_layer_state(self, state: Any, context: StepContext) -> None:
-        assert self._tally is not None
         self._canvas = StepCanvas(context, context.prompt_lengths or self._prompts)
         self._canvases[context.stack] = self._canvas
         self._canvas.made, self._canvas.drawn = state["canvas"]
         self._attention.state = state["attention"]
         self._memory, self._took, _ = state["rules"]
-        self._in_step, self._received, self._tally.waiting = state["effect"]
+        self._in_step = state["effect"]
 
     def hide(self, call: LayerCall) -> list[Hidden] | None:
         canvas, device = self._canvas, call.key.device
@@ -207,7 +196,7 @@ class Hiding(Hider):
                 f"{call.name} attends to {call.keys} keys{' of another stack' if call.crossing else ''}, not to the "
                 f"{canvas.width} tokens of the canvas; limit the rule by layers= to other layers"
             )
-        chosen: list[_Chosen] = []
+        found, ranked = dict[int, Hidden](), list[bool]()
         assert self._digests is not None
         held, shown = _held(call, canvas.real(device)), call if layer == call.index else replace(call, index=layer)
         for number, part in parts:
@@ -215,7 +204,7 @@ class Hiding(Hider):
             memory = self._memory.setdefault((number, call.name), {})
             known = (self._attention, self._digests, self._classify)
             choice = part.choose(RuleContext(part, self._step, shown, canvas, candidates, memory, *known))
-            before = self._took.setdefault(number, None)
+            self._took.setdefault(number, None)
             if choice is None:
                 continue
             keys = upload(choice, device) if choice.device != device else choice
@@ -227,16 +216,26 @@ class Hiding(Hider):
             if part.queries is not None:
                 queries = canvas.among(part.queries, device)[:, -call.query.shape[2] :]
                 keys = keys & queries.any(-1)[:, None, None, None]  # where no query loses a key, none is hidden
-            some = keys.any() if not part.takes_own else torch.ones_like(keys[0, 0, 0, 0])
-            self._took[number] = some if before is None else before | some.to(before.device)
-            hidden = Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads)
-            chosen.append(_Chosen(part, hidden, each_query=choice.ndim == 4))
-        if chosen:
-            self._chosen[call.name] = chosen
-            in_force, queries, steps = self._counted(canvas, call, chosen)
-            self._in_step[self._place(call)] = (in_force, None)
-            self._count(canvas, call, queries=queries, steps=steps)
-        return [one.hidden for one in chosen]
+            found[number] = Hidden(keys, queries, zeroed=part.effect == "zero", front=part.takes_own, heads=heads)
+            ranked.append(choice.ndim == 3)
+        if found:
+            self._leave(call, found, tuple(ranked), held)
+        return [*found.values()]
+
+    def _leave(self, call: LayerCall, chosen: dict[int, Hidden], ranked: tuple[bool, ...], held: Tensor) -> None:
+        """Leave what a layer's rules, by number, have chosen to be counted; where queries lose different keys, sums."""
+        place, heads = self._place(call), call.query.shape[1]
+        if place in self._in_step:
+            self._count(None)
+        self._layers, self._heads = max(self._layers, place + 1), max(self._heads, heads)
+        limits = tuple(one.heads for one in chosen.values() if one.heads is not None)
+        limits = limits if len(limits) == len(chosen) else ()
+        pairs, each = [(one.keys, one.queries) for one in chosen.values()], None
+        if any(keys.shape[2] > 1 for keys, _ in pairs):
+            each = losses([keys if own is None else keys & own[:, None, :, None] for keys, own in pairs], held)
+        any_query = tuple(keys.any(2) if keys.shape[2] > 1 else keys[:, :, 0] for keys, _ in pairs)
+        chose = (tuple(chosen), ranked, any_query, tuple(own for _, own in pairs))
+        self._in_step[place] = LayerCounts(heads, call.key.shape[1], limits, *chose, _queries(call), held, each)
 
     def observes(self, call: LayerCall) -> bool:
         return self._canvas is not None and any(
@@ -247,47 +246,15 @@ class Hiding(Hider):
         canvas = self._canvas
         if canvas is None:
             return
-        local = self._attention.keep(call, columns)
-        chosen = self._chosen.pop(call.name, [])
-        if not chosen or columns.removed is None:
+        local, place = self._attention.keep(call, columns), self._place(call)
+        if columns.removed is None or place not in self._in_step:
             return
-        heads, held, membership = call.query.shape[1], _held(call, canvas.real(call.key.device)), _queries(call)
-        in_force, _ = self._in_step[self._place(call)]
-        lost = columns.removed * membership[:, None] * in_force[:, None]
+        left, group, received = self._in_step[place], call.groups.index("all"), ()
         if columns.local is not None and len(self._places) <= 1:
-            group = call.groups.index("all")
-            both = torch.stack([columns.local[:, :, group], columns.sums[:, :, group]], 1)
-            both = (both * in_force[:, None]).sum(2)
-            self._received = both if self._received is None else self._received + both.to(self._received.device)
-        self._in_step[self._place(call)] = (in_force, canvas.recorded(lost))
-        counts = {"removed": lost.sum(-1)}
-        each = any(one.hidden.keys.shape[2] > 1 for one in chosen)  # queries lose different keys
-        pairs = [(one.hidden.keys, one.hidden.queries) for one in chosen]
-        mine = [keys & own[:, None, :, None] if each and own is not None else keys for keys, own in pairs]
-        union = reduce(torch.bitwise_or, mine)
-        nothing = lost == 0  # of a query with constant keys in front, that may lose all others
-        nothing = nothing if union.shape[2] > 1 else nothing.all(-1, keepdim=True)
-        spared = (union | ~held[:, None, None]).all(-1) & nothing  # those that would lose the last key keep all
-        if mine := [(one.rule, one.hidden.keys[:, :, 0].expand(-1, heads, -1)) for one in chosen if not one.each_query]:
-            kept = ~spared.all(-1, keepdim=True)
-            together = reduce(torch.bitwise_or, [keys for _, keys in mine])
-            taken, top = together.sum(-1, keepdim=True), torch.zeros_like(together)  # among so many largest by its rule
-            bounds = [part.most for part, _ in mine]
-            most = None if None in bounds else sum(bound or 0 for bound in bounds)
-            for part, keys in mine:
-                values, scope = part.criterion(local, self._attention.causal)
-                ranks = spread(rank_of(pool(values, scope, call.key.shape[1]), held[:, None], most), heads)
-                top = top | (keys & (ranks < taken))
-            counts["hits"] = (together & top & kept).sum(-1)
-            counts["ranked"] = (together & kept).sum(-1)
-        hidden = union.float().sum(-1).expand(-1, heads, -1) * ~spared
-        if each:
-            limited = [own for _, own in pairs if own is not None]
-            weight = membership * reduce(torch.bitwise_or, limited) if len(limited) == len(pairs) else membership
-            counts["hidden"] = (hidden * weight[:, None]).sum(-1) / weight.sum(-1).clamp(min=1)[:, None]
-        else:
-            counts["hidden"] = hidden.sum(-1)
-        self._count(canvas, call, **{name: canvas.recorded(values) for name, values in counts.items()})
+            received = (columns.local[:, :, group], columns.sums[:, :, group])
+        parts = [self.parts[number] for number, has in zip(left.rules, left.ranked, strict=True) if has]
+        values = tuple(one.criterion(local, self._attention.causal) for one in parts)
+        self._in_step[place] = left._replace(removed=columns.removed, received=received, values=values)
 
     def describe(self, prompt: int) -> dict[str, Any]:
         """Return the rules, and their effect on one prompt of the running generation."""
@@ -315,27 +282,6 @@ class Hiding(Hider):
             mask[[head for head in mine if head < count]] = True
             self._head_masks[name] = upload(mask, device)
         return self._head_masks[name]
-
-    def _counted(self, canvas: StepCanvas, call: LayerCall, chosen: Sequence[_Chosen]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the heads in which any rule is in force, float [head], and queries and steps, float [row, head]."""
-        limited = [one.hidden.heads for one in chosen if one.hidden.heads is not None]
-        limited = limited if len(limited) == len(chosen) else []
-
-        def counted() -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-            queries = canvas.recorded(_queries(call).sum(-1))[:, None]
-            ones = torch.ones(call.query.shape[1], device=call.key.device, dtype=torch.float32)
-            in_force = torch.stack(limited).any(0).float() if limited else ones
-            steps = in_force.expand(len(queries), -1)
-            return in_force, queries * steps, steps, call.membership  # kept, so that no other gets its id
-
-        name = ("counted", id(call.membership), call.query.shape[1])
-        return (counted() if limited else canvas.once(name, counted))[:3]
-
-    def _count(self, canvas: StepCanvas, call: LayerCall, **values: Tensor) -> None:
-        place = self._place(call)
-        self._layers, self._heads = max(self._layers, place + 1), max(self._heads, call.query.shape[1])
-        assert self._tally is not None
-        self._tally.add(place, canvas.prompts(call.key.device), **values)
 
     def _place(self, call: LayerCall) -> int:
         return self._places.get(call.stack, 0) + call.index

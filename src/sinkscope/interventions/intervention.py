@@ -47,6 +47,8 @@ class Intervention(ABC):
     """How the rule is written, such as ``top:K``: a word, and a name for each argument; empty for no text."""
     observing: ClassVar[bool] = True
     """Whether `choose` may ask for attention (`RuleContext.seen`). False saves a sweep where nothing is hidden."""
+    looks_back: ClassVar[Collection[str]] = ("local", "hidden")
+    """Which attention of the step before `choose` may ask for, if it may ask at all; the rest is not kept."""
     control: ClassVar[bool] = False
     """Whether the rule hides other keys in place of the top K, for comparison; see `observed`."""
     takes_own: ClassVar[bool] = False

@@ -4,8 +4,9 @@ controls, which hide as many keys, but others: what they break is not due to sin
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -28,8 +29,13 @@ class Ranking:
 
     values: Tensor  # [batch, group, key], column sums, or the newest query's row
     candidates: Tensor  # bool [batch, 1, key], keys that may be chosen and were seen
-    sinks: Tensor  # bool [batch, group, key], whether Eq. 3 with ε = 3 holds for the column sums
+    columns: Tensor  # [batch, group, key], column sums
     real: Tensor  # bool [batch, key], keys that were seen, padding left out
+
+    @cached_property
+    def sinks(self) -> Tensor:
+        """Whether Eq. 3 with ε = 3 holds for the column sums, bool [batch, group, key]."""
+        return (excess_of(self.columns, self.real) > EXCESS) & self.real[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,10 @@ class Observed(Intervention, ABC):
         return self.observe == "previous"
 
     @property
+    def looks_back(self) -> Collection[str]:
+        return (self.measured,) if self.observe == "previous" else ()
+
+    @property
     def unhidden_pass(self) -> bool:
         return self.measured == "clean"
 
@@ -66,13 +76,14 @@ class Observed(Intervention, ABC):
         found = context.seen(self.observe, self.measured)
         if found is None:
             return None
-        known = context.real.clone()
-        known[:, found.keys :] = False
-        kv_heads = context.call.key.shape[1]
+        kv_heads, keys = context.call.key.shape[1], context.call.keys
+        known, candidates = context.real, context.candidates
+        if found.keys < keys:
+            known = known & (torch.arange(keys, device=known.device) < found.keys)
+            candidates = candidates & known
         columns = pool(found.columns, self.scope, kv_heads)
         values = columns if self.decide == "columns" else pool(found.last_row, self.scope, kv_heads)
-        sinks = (excess_of(columns, known) > EXCESS) & known[:, None]
-        chosen = self.choose_ranked(context, Ranking(values, (context.candidates & known)[:, None], sinks, known))
+        chosen = self.choose_ranked(context, Ranking(values, candidates[:, None], columns, known))
         return None if chosen is None else spread(chosen, context.call.query.shape[1])
 
     @abstractmethod
@@ -220,10 +231,9 @@ class RandomControl(SinkRule, ABC):
     _: KW_ONLY
     seed: int = 0
 
-    def random_ranks(self, context: RuleContext, ranking: Ranking, top: Tensor, most: int | None = None) -> Tensor:
-        """Return the keys outside ``top`` in random order, sinks by Eq. 3 last: int64 [batch, group, key]."""
-        drawn = context.draw(self.seed, top.shape[1])
-        return rank_of(drawn + (~ranking.sinks).float(), ranking.candidates & ~top, most)
+    def random_ranks(self, context: RuleContext, ranking: Ranking, others: Tensor, most: int | None = None) -> Tensor:
+        """Return ``others``, bool [batch, group, key], in random order, sinks by Eq. 3 last: int64 of that shape."""
+        return rank_of(context.draw(self.seed, others.shape[1]) + ~ranking.sinks, others, most)
 
 
 @dataclass(frozen=True)
@@ -235,8 +245,8 @@ class RandomKeys(RandomControl):
     rule = "random:K"
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        ranks = self.random_ranks(context, ranking, top, self.k)
-        return (ranks < top.sum(-1, keepdim=True)) & ranking.candidates & ~top
+        others = ranking.candidates & ~top
+        return (self.random_ranks(context, ranking, others, self.k) < top.sum(-1, keepdim=True)) & others
 
 
 @dataclass(frozen=True)
@@ -255,7 +265,8 @@ class MassMatchedKeys(RandomControl):
         assert found is not None
         only_newest = context.causal and call.query.shape[2] == 1
         at_stake = pool(found.last_row if only_newest else found.columns, self.scope, call.key.shape[1])
-        ranks, others = self.random_ranks(context, ranking, top), ranking.candidates & ~top
+        others = ranking.candidates & ~top
+        ranks = self.random_ranks(context, ranking, others)
         order = ranks.argsort(dim=-1)
         mass = (at_stake * others).gather(-1, order)
         nearer = mass.cumsum(-1) - mass / 2 < (at_stake * top).sum(-1, keepdim=True)
@@ -282,8 +293,8 @@ class RowMatchedKeys(RandomControl):
                 raise CallError("rowmass: this call has neither tokens to commit nor an answer; name queries=")
             rows = context.among(self.queries or "answer")[:, -context.call.query.shape[2] :]
         held = pool(context.received_from(rows), self.scope, context.call.key.shape[1])
-        ranks = self.random_ranks(context, ranking, top)
         others, aim = ranking.candidates & ~top, (held * top).sum(-1, keepdim=True)
+        ranks = self.random_ranks(context, ranking, others)
         order = ranks.argsort(dim=-1)
         fitting = others & (held > 0) & (held <= aim)
         below = ((held * fitting).gather(-1, order).cumsum(-1) <= aim).gather(-1, ranks) & fitting
@@ -304,18 +315,19 @@ class PersistentRandomKeys(RandomControl):
     rule = "persistent:K"
 
     def pick(self, context: RuleContext, ranking: Ranking, top: Tensor) -> Tensor:
-        free = ranking.candidates & ~top & ~ranking.sinks
+        others = ranking.candidates & ~top
+        free = others & ~ranking.sinks
         # sink position → its key, −1 for none
         stand_in = context.memory.get("stand_in", torch.zeros(*top.shape[:2], 0, dtype=torch.long, device=top.device))
         stand_in = pad(stand_in, (0, top.shape[-1] - stand_in.shape[-1]), value=-1)
         kept = top & (stand_in >= 0) & free.gather(-1, stand_in.clamp(min=0))
         stand_in = stand_in.masked_fill(~kept, -1)
-        taken = _marked(stand_in)
+        others = others & ~_marked(stand_in)
         needy = top & ~kept
-        drawn = self.random_ranks(context, ranking, top | taken)
+        drawn = self.random_ranks(context, ranking, others)
         in_line = needy.cumsum(-1) - 1
         order = drawn.argsort(dim=-1)
-        enough = in_line < (ranking.candidates & ~top & ~taken).sum(-1, keepdim=True)
+        enough = in_line < others.sum(-1, keepdim=True)
         stand_in = torch.where(needy & enough, order.gather(-1, in_line.clamp(min=0)), stand_in)
         context.memory["stand_in"] = stand_in
         return _marked(stand_in)

@@ -139,15 +139,16 @@ def excess_of(columns: Tensor, real: Tensor) -> Tensor:
 
 def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tensor:
     """Return the rank of every key in its head, int64 [batch, head, key]: 0 the largest, ties to the lower position;
-    no ``candidates`` last. With ``most``, ranks from there on may be any.
+    no ``candidates`` last. With ``most``, ranks from there on, and those of no candidates, may be any.
     """
     left = values.masked_fill(~candidates, -torch.inf)
     if most is not None and most <= FEW:
-        ranks = torch.full(left.shape, left.shape[-1] + most, dtype=torch.int64, device=left.device)
-        for rank in range(most):
-            value, place = left.max(dim=-1, keepdim=True)
-            ranks.scatter_(-1, place, ranks.gather(-1, place).masked_fill(value > -torch.inf, rank))
-            left.scatter_(-1, place, -torch.inf)
+        ranks, places = torch.full(left.shape, most, dtype=torch.int64, device=left.device), list[Tensor]()
+        for _ in range(most):
+            left = left.scatter_(-1, places[-1], -torch.inf) if places else left
+            places.append(left.argmax(dim=-1, keepdim=True))
+        for rank in reversed(range(most)):  # a place that comes twice, when no candidate is left, keeps its first rank
+            ranks.scatter_(-1, places[rank], rank)
         return ranks
     order = left.sort(dim=-1, descending=True, stable=True).indices
     places = torch.arange(values.shape[-1], device=values.device).expand_as(order)
@@ -156,13 +157,13 @@ def rank_of(values: Tensor, candidates: Tensor, most: int | None = None) -> Tens
 
 def pool(values: Tensor, scope: Scope, kv_heads: int) -> Tensor:
     """Return the mean over the heads that share a ranking: [batch, head, key] → [batch, head or kv_head or 1, key]."""
-    groups = {"head": values.shape[1], "kv_head": kv_heads, "layer": 1}[scope]
-    return values if groups == values.shape[1] else values.unflatten(1, (groups, -1)).mean(2)
+    groups = {"head": values.shape[-2], "kv_head": kv_heads, "layer": 1}[scope]
+    return values if groups == values.shape[-2] else values.unflatten(-2, (groups, -1)).mean(-2)
 
 
 def spread(chosen: Tensor, heads: int) -> Tensor:
     """Repeat what a group chose for each of its heads: [batch, group, key] → [batch, 1 or head, key]."""
-    return chosen if chosen.shape[1] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[1], dim=1)
+    return chosen if chosen.shape[-2] in (1, heads) else chosen.repeat_interleave(heads // chosen.shape[-2], dim=-2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,14 +177,14 @@ class Observation:
     def widened(self, keys: int) -> "Observation":
         """Return the same with zeros for keys that have been added since."""
         wide = (0, keys - self.keys)
-        return Observation(pad(self.columns, wide), pad(self.last_row, wide), self.keys)
+        return self if keys == self.keys else Observation(pad(self.columns, wide), pad(self.last_row, wide), self.keys)
 
 
 class AttentionMemory(Watcher):
-    """The attention of every layer in the step before and in the running one; ``causal`` columns are running sums."""
+    """The attention of every layer in two steps, if it is ``wanted`` by a rule; ``causal`` columns are running sums."""
 
-    def __init__(self, causal: bool = False) -> None:
-        self.causal = causal
+    def __init__(self, wanted: Collection[str], causal: bool = False) -> None:
+        self.wanted, self.causal = wanted, causal
         self._before: dict[str, dict[str, Observation]] = {}  # layer → how it was measured → attention
         self._unhidden: dict[str, Observation] = {}
         self._unhidden_before: dict[str, Observation] = {}
@@ -213,8 +214,10 @@ class AttentionMemory(Watcher):
         """Keep the attention of a layer that has run; return it as it is without the hiding."""
         local = columns.sums if columns.local is None else columns.local
         local = self._added_up(call, "local", local, columns.last_row)
-        hidden = self._added_up(call, "hidden", columns.sums, columns.last_row_in_force)
-        self._before[call.name] = {"local": local, "hidden": hidden}
+        found = {"local": local} if "local" in self.wanted or self.causal else {}
+        if "hidden" in self.wanted:
+            found["hidden"] = self._added_up(call, "hidden", columns.sums, columns.last_row_in_force)
+        self._before[call.name] = found
         return local
 
     def seen(self, call: LayerCall, observe: str, measured: str) -> Observation | None:
