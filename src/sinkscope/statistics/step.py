@@ -6,6 +6,7 @@ are quarters of a query's worth, of many prompts up to 64; beyond, eight to an o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,22 @@ class Candidates:
         self, place: Int[np.ndarray, " candidate"], places: int, weights: Float[np.ndarray, " candidate"] | None = None
     ) -> Float[np.ndarray, "threshold place"] | Int[np.ndarray, "threshold place"]:
         """Return how many sinks there are at each threshold and place, or the sum of their weights."""
-        chosen = [self.at(threshold) for threshold in self.thresholds]
-        return np.array([np.bincount(place[one], None if weights is None else weights[one], places) for one in chosen])
+        found = np.zeros((len(self.thresholds), places), np.int64 if weights is None else np.float64)
+        for numbers, level in self._levels:
+            table = np.bincount(place + level.astype(np.int64) * places, weights, (len(numbers) + 1) * places)
+            found[numbers] = table.reshape(-1, places)[:0:-1].cumsum(axis=0)[::-1]
+        return found
+
+    @cached_property
+    def _levels(self) -> list[tuple[list[int], Int[np.ndarray, " candidate"]]]:
+        """The numbers of the thresholds of each unit, by their ε, and how many of these each candidate exceeds."""
+        found = []
+        for unit, size in (("queries", self.excess), ("percent", self.percent)):
+            here = [number for number, one in enumerate(self.thresholds) if one.unit == unit]
+            here.sort(key=lambda number: self.thresholds[number].excess)
+            edges = np.array([self.thresholds[number].excess for number in here])
+            found.append((here, np.searchsorted(edges, size).astype(np.int8)))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
