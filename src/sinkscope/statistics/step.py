@@ -55,7 +55,9 @@ class Candidates:
         return (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
 
     @classmethod
-    def of_reduced(cls, reduced: Mapping[str, np.ndarray], tokens: int, thresholds: Sequence[Threshold]) -> "Candidates":
+    def of_reduced(
+        cls, reduced: Mapping[str, np.ndarray], tokens: int, thresholds: Sequence[Threshold]
+    ) -> "Candidates":
         """Return candidates of each layer in ``place``, by `HEAD_BASE`, ``many`` of which are there."""
         layer, number = np.nonzero(np.arange(reduced["place"].shape[-1]) < reduced["many"])
         head, key = np.divmod(reduced["place"][layer, number], HEAD_BASE)
