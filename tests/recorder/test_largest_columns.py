@@ -58,9 +58,9 @@ def test_a_column_that_is_no_number_shows_in_the_total(sign):
 def test_no_column_that_is_not_kept_leaves_the_device(diffusion, tmp_path, monkeypatch):
     shapes, send = [], AsyncWriter.send
 
-    def spied(writer, tensors, landed, held=0):
+    def spied(writer, tensors, landed):
         shapes.append({name: tuple(one.shape) for (number, name), one in tensors.items() if number >= 0})
-        send(writer, tensors, landed, held)
+        send(writer, tensors, landed)
 
     monkeypatch.setattr(AsyncWriter, "send", spied)
     with sinkscope.recording(diffusion, out=tmp_path / "top", keep="top", top=3):

@@ -38,9 +38,9 @@ class AsyncWriter:
         self._error: BaseException | None = None
         self._streams: dict[torch.device, Any] = {}
 
-    def send(self, tensors: Tensors, landed: Landed, held: int = 0) -> None:
+    def send(self, tensors: Tensors, landed: Landed) -> None:
         """Call ``landed`` with the tensors on the host: at once, or later from the thread. After a delivery that failed
-        drop this step and raise its error again, until `close`. So many bytes more are ``held`` until then.
+        drop this step and raise its error again, until `close`.
         """
         threaded = any(one.is_cuda for one in tensors.values()) if self._threaded is None else self._threaded
         if not threaded:
@@ -48,7 +48,7 @@ class AsyncWriter:
             self._deliver({name: one.detach().cpu() for name, one in tensors.items()}, [], landed)
             self.drain()
             return
-        size = held + sum(one.numel() * one.element_size() for one in tensors.values())
+        size = sum(one.numel() * one.element_size() for one in tensors.values())
         self._wait_for(size)
         try:
             here, copied = self._copy(tensors)

@@ -16,11 +16,13 @@ from sinkscope.attention import upload
 from sinkscope.recorder.largest_columns import AT_ONCE
 from sinkscope.statistics.concentration import GU_THRESHOLD
 from sinkscope.statistics.groups import LEAST_QUERIES
-from sinkscope.statistics.step import HEAD_BASE, NORMS, OUTPUT_NORMS, excess_over_others, histogram_edges
+from sinkscope.statistics.step import NORMS, OUTPUT_NORMS, excess_over_others, histogram_edges
 from sinkscope.statistics.thresholds import EPSILONS, UNITS, Threshold
 
-LEAST_ROOM, ONE_IN = 32, 4
-"""Of a layer's columns one in so many may be a candidate, of a short canvas ``LEAST_ROOM`` a head."""
+SHORT = 100
+"""Behind so many keys at most half of a head's n columns, and one more, are candidates: n² / (2n − 1) columns of all n
+queries have an excess of 1 in queries, and 100n / (n + 99) of 1 in percent.
+"""
 ALL_NORMS = (*NORMS, OUTPUT_NORMS)
 
 
@@ -47,8 +49,7 @@ def reduce_statistics(
     asked = real.expand(len(columns), -1, -1) if "hidden_norms" not in step else ~whole["hidden_norms"][:, :, 0].isnan()
     sizes = (asked & members[:, None]).sum(-1, keepdim=True)
     whole |= {"queries": asked.sum(-1, keepdim=True), "prompt_queries": sizes[2]}
-    rows = {"real": real[:, None], "position": position[:, None], "length": lengths.double()}
-    rows["sizes"] = sizes.amin(1).float()
+    rows = {"real": real[:, None], "length": lengths.double(), "sizes": sizes.amin(1).float()}
     many = max(1, AT_ONCE // max(1, columns[0].numel()))
     layers = [{name: one[at : at + many] for name, one in whole.items()} for at in range(0, len(columns), many)]
     parts = [_Layers(one, rows, thresholds).found for one in layers]
@@ -56,18 +57,12 @@ def reduce_statistics(
     return found | {"step.means": found["step.means"].sum(0, keepdim=True) / (len(columns) * columns.shape[2])}
 
 
-def has_all_candidates(reduced: Mapping[str, Tensor], row: int) -> bool:
-    """Return whether there was room for all candidates of a row of the batch; reads what it is given."""
-    kinds = ("columns", "answer")
-    return all(bool((reduced[f"{one}.many"][:, row] <= reduced[f"{one}.place"].shape[-1]).all()) for one in kinds)
-
-
 class _Layers:
     """Some layers of a step, whose parts of records are ``found``."""
 
     def __init__(self, step: dict[str, Tensor], rows: dict[str, Tensor], thresholds: Sequence[Threshold]) -> None:
         self.step, self.thresholds, self.length, self.real = step, thresholds, rows["length"], rows["real"]
-        self.position, self.sizes, self.sums = rows["position"], rows["sizes"], step["column_sums"]
+        self.sizes, self.sums = rows["sizes"], step["column_sums"]
         self.total, self.start = self.sums.sum(-1), self.real.shape[-1] - self.length[..., None].long()
         # Ties to the lower position; what is no token comes last, and falls into no bin.
         ranked = torch.where(self.real, self.sums, -1.0)
@@ -100,18 +95,20 @@ class _Layers:
         return pad(running, (1, 0)).gather(-1, self.limits)
 
     def _candidates(self, name: str, columns: Tensor, top: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return the candidates of each layer, ordered by head and key, and the excess of each head's ``top``."""
+        """Return the candidates of each layer, a bit for each column and those that are, in order; and the excess of
+        each head's ``top``.
+        """
         excess, percent, percents = self._sizes(columns, columns)
         least = [min((one.excess for one in self.thresholds if one.unit == unit), default=torch.inf) for unit in UNITS]
-        chosen = (((excess > least[0]) | (percent > least[1])) & self.real).flatten(2)
+        chosen = ((excess > least[0]) | (percent > least[1])) & self.real
         heads, keys = columns.shape[2:]
-        room, behind = heads * min(keys, max(LEAST_ROOM, keys // ONE_IN)), chosen.cumsum(-1)
-        slot = torch.where(chosen & (behind <= room), behind - 1, room)
-        head = torch.arange(heads, device=columns.device)[:, None] * HEAD_BASE
-        place = (head + self.position).int().flatten(1).expand_as(chosen)
-        found = {"many": behind[..., -1:].int(), "total": columns.sum(-1), "all_percent": percents[..., 0]}
-        for part, one in (("place", place), ("column", columns.flatten(2))):
-            found[part] = one.new_zeros(*slot.shape[:2], room + 1).scatter_(-1, slot, one)[..., :room]
+        room = heads * (keys if keys <= SHORT else keys // 2 + 1)
+        behind = chosen.flatten(2).cumsum(-1)
+        slot = torch.where(chosen.flatten(2), behind - 1, room).clamp(max=room)
+        kept = columns.new_zeros(*slot.shape[:2], room + 1).scatter_(-1, slot, columns.flatten(2))[..., :room]
+        bits = pad(chosen, (-keys % 8, 0)).unflatten(-1, (-1, 8)).to(torch.uint8)
+        bits = (bits << torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)).sum(-1, dtype=torch.uint8)
+        found = {"bits": bits, "column": kept, "total": columns.sum(-1), "all_percent": percents[..., 0]}
         return _named(name, found), excess.gather(-1, top)[..., 0], percent.gather(-1, top)[..., 0]
 
     def _columns(self) -> dict[str, Tensor]:

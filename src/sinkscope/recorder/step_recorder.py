@@ -41,7 +41,7 @@ from sinkscope.models.fingerprints import SameWeights, were_changed
 from sinkscope.recorder.async_writer import AsyncWriter
 from sinkscope.recorder.destinations import Destination, StatisticsDestination, StepWriter
 from sinkscope.recorder.largest_columns import largest_columns
-from sinkscope.recorder.reduced_statistics import has_all_candidates, reduce_statistics
+from sinkscope.recorder.reduced_statistics import reduce_statistics
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
     PartStep,
@@ -177,21 +177,19 @@ class Recorder(Watcher):
                 raise AttentionError(f"expected the layers of the first step, {first}, found {', '.join(measured)}")
             given = step.causal, step.context.final_queries is not None, self._reduction(step)
             try:
-                whole = stack_layers(layers, *given)
-                stacked = self._reduced(part, step, whole)
+                stacked = self._reduced(part, step, stack_layers(layers, *given))
             except torch.OutOfMemoryError:
                 self._async_writer.drain()
                 here = [{name: one.cpu() for name, one in layer.items()} for layer in layers]
-                stacked = whole = stack_layers(here, *given)
+                stacked = stack_layers(here, *given)
             sent: dict[tuple[int, str], Tensor]  # by the number of the device, −1 for the step itself
             sent = {(number, name): one for number, device in enumerate(stacked) for name, one in device.items()}
             sent |= {(-1, name): getattr(step.context, name) for name in CONTEXT}
             if result is not None and not part.crossing:
                 names = ("written", "predicted", "confidence")
                 sent |= {(-1, name): one for name in names if (one := getattr(result, name)) is not None}
-            held = [] if stacked is whole else whole
-            landed = partial(self._write_step, self._prompts[part], step, list(measured), held)
-            self._async_writer.send(sent, landed, sum(one.nbytes for device in held for one in device.values()))
+            landed = partial(self._write_step, self._prompts[part], step, list(measured))
+            self._async_writer.send(sent, landed)
             self._last_contexts[part.stack] = context
         self._before = self._measured if (start.sampler or {}).get("cache", "none") != "none" else {}
         self._context, self._measured = None, {}
@@ -227,24 +225,16 @@ class Recorder(Watcher):
         return [reduce_statistics(stacked[0], context.masked, context.lengths, lengths, thresholds)]
 
     def _write_step(
-        self,
-        prompts: dict[int, _Prompt],
-        step: PartStep,
-        layers: list[str],
-        held: list[dict[str, Tensor]],
-        sent: Mapping[tuple[int, str], Tensor],
+        self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], sent: Mapping[tuple[int, str], Tensor]
     ) -> None:
-        """Write a step that was ``sent``; where more columns are candidates than were sent, what a GPU ``held``."""
         parts: dict[int, dict[str, Tensor]] = {}
         for (number, name), one in sent.items():
             parts.setdefault(number, {})[name] = one
         result = parts.pop(-1)
-        arrived, whole = join_devices(list(parts.values())), dict[str, Tensor]()
+        stacked = join_devices(list(parts.values()))
         step = replace(step, context=replace(step.context, **{name: result.pop(name) for name in CONTEXT}))
         for row, number in zip(step.context.rows, step.context.prompts, strict=True):
-            prompt, stacked = prompts[number], arrived
-            if held and not has_all_candidates(arrived, row):
-                stacked = whole = whole or {name: one.cpu() for name, one in held[0].items()}
+            prompt = prompts[number]
             arrays = prompt_arrays(step, row, stacked, result, prompt.running)
             sums = stacked["total" if "total" in stacked else "column_sums"]
             check_numbers(sums[:, row], arrays, layers, prompt.steps)

@@ -175,20 +175,6 @@ class CountedStep:
     far: Int[np.ndarray, "layer far_bin"]
     records: Sequence[Any]
 
-    @classmethod
-    def of(cls, step: RecordedStep, records: Sequence[Any]) -> "CountedStep":
-        columns, followed = step.columns, step.followed
-        return cls(
-            StepSummary.of(step),
-            columns.candidates,
-            followed.candidates,
-            followed.sums.mean(axis=(0, 1), dtype=np.float64),
-            np.stack([count_above(columns.excess), count_above(columns.percent)]),
-            count_quarters(columns.sums),
-            count_far(columns.sums),
-            records,
-        )
-
 
 class PromptFeed:
     """Takes in the steps of one prompt in order and makes its summary; ``keeps``: `Statistic.keep` of each one."""
@@ -254,7 +240,17 @@ class PromptFeed:
             for one in (step.columns, *([] if settings.causal else [step.followed])):
                 least = map(max, self._known_from, one.least_known(kept))
                 self._known_from = (next(least), next(least))
-        return CountedStep.of(step, [found for keep in self._keeps if (found := keep(step)) is not None])
+        columns, followed = step.columns, step.followed
+        return CountedStep(
+            StepSummary.of(step),
+            columns.candidates,
+            followed.candidates,
+            followed.sums.mean(axis=(0, 1), dtype=np.float64),
+            np.stack([count_above(columns.excess), count_above(columns.percent)]),
+            count_quarters(columns.sums),
+            count_far(columns.sums),
+            [found for keep in self._keeps if (found := keep(step)) is not None],
+        )
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
         """Return the summary of all steps, one at least; ``vocabulary``: {token: how it reads}."""

@@ -30,10 +30,6 @@ OCTAVES, BINS_PER_OCTAVE = 10, 8
 FAR_BINS = OCTAVES * BINS_PER_OCTAVE + 1
 
 
-HEAD_BASE = 1 << 20
-"""Of reduced columns those of a head have places from head · HEAD_BASE on."""
-
-
 def excess_over_others(columns: Any, total: Any, others: Any) -> Any:
     """Return columns minus the mean of the ``others``, so many, of a head with that sum; arrays or tensors."""
     return columns - (total - columns) / others
@@ -58,14 +54,15 @@ class Candidates:
     def of_reduced(
         cls, reduced: Mapping[str, np.ndarray], tokens: int, thresholds: Sequence[Threshold]
     ) -> "Candidates":
-        """Return candidates of each layer in ``place``, by `HEAD_BASE`, ``many`` of which are there."""
-        layer, number = np.nonzero(np.arange(reduced["place"].shape[-1]) < reduced["many"])
-        head, key = np.divmod(reduced["place"][layer, number], HEAD_BASE)
-        column, others = reduced["column"][layer, number], np.full(len(layer), max(tokens - 1, 1))
+        """Return the candidates of a step that `recorder.reduced_statistics` reduced."""
+        chosen = np.unpackbits(reduced["bits"], axis=-1)[..., -tokens:]
+        layer, head, key = (one.astype(np.int32) for one in np.nonzero(chosen))
+        kept = np.arange(reduced["column"].shape[-1]) < chosen.sum(axis=(1, 2))[:, None]
+        column, others = reduced["column"][kept], np.full(len(layer), max(tokens - 1, 1))
         total, all_percent = (reduced[name][layer, head] for name in ("total", "all_percent"))
         percent = excess_over_others(column / total * 100, all_percent, others)
         excess = excess_over_others(column, total, others)
-        return cls(layer.astype(np.int32), head, key, column, excess, percent, tuple(thresholds))
+        return cls(layer, head, key, column, excess, percent, tuple(thresholds))
 
     def tally(
         self, place: Int[np.ndarray, " candidate"], places: int, weights: Float[np.ndarray, " candidate"] | None = None
