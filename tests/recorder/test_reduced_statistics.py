@@ -1,14 +1,20 @@
 """What statistics need of a step, reduced on the device, is what NumPy makes of whole columns."""
 
 import json
+import sys
 import zlib
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
 from simulated_gpu import SimulatedGpu, kernels_in_place
+
+sys.path.append(str(Path(__file__).parents[1] / "decoding"))
+
+from seeded_models import seeded_model
 
 import sinkscope
 from sinkscope.attention import dispatch, projections
@@ -188,7 +194,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(dispatch, "has_triton", lambda: True)
     monkeypatch.setattr(dispatch, "compute_by_kernels", attention)
     monkeypatch.setattr(projections, "norms_by_kernel", norms)
-    monkeypatch.setattr("sinkscope.decoding.blocks.row_generators", lambda seed, rows, device: [None] * rows)
+    generator = torch.Generator
+    monkeypatch.setattr(torch, "Generator", lambda device=None: generator())  # nothing is drawn
     return simulated
 
 
@@ -203,7 +210,7 @@ def recorded(gpu, model, out, monkeypatch, **settings):
     with monkeypatch.context() as patched:
         patched.setattr(AsyncWriter, "send", spied)
         with gpu, sinkscope.recording(model, out=out, keep="statistics"):
-            sinkscope.generate(model, [list(one) for one in PROMPTS], graphs=False, **settings)
+            sinkscope.generate(model, [list(one) for one in PROMPTS], **settings)
     return shapes, read_statistics(out)
 
 
@@ -238,3 +245,12 @@ def test_a_statistic_of_another_package_gets_whole_columns(monkeypatch):
     assert can_be_reduced()
     monkeypatch.setattr("sinkscope.statistics.reduced_step.all_statistics", lambda: (*all_statistics(), Keeps()))
     assert not can_be_reduced()
+
+
+@pytest.mark.parametrize("kind", ["causal", "blocks behind a cache"])
+def test_columns_that_run_over_the_steps_arrive_whole(kind, gpu, autoregressive_folder, tmp_path, monkeypatch):
+    model = sinkscope.load(str(autoregressive_folder)) if kind == "causal" else seeded_model("sdar", 2)
+    SimulatedGpu().move(model.network)
+    settings = {"length": 4} if kind == "causal" else {"length": 6, "block": 3, "block_steps": 2}
+    shapes, (about, _, _) = recorded(gpu, model, tmp_path / "whole", monkeypatch, **settings)
+    assert about["prompts"] == len(PROMPTS) and all("column_sums" in one for one in shapes)
