@@ -15,6 +15,7 @@ from sinkscope.recorder.largest_columns import keep_top
 from sinkscope.runs.folder import difference_in_words, differences
 from sinkscope.sinks.finding import EXCESS
 from sinkscope.statistics import PromptSettings, Summary
+from sinkscope.statistics.reduced_step import can_be_reduced, counted_step
 from sinkscope.traces import TraceWriter, claim_folder
 from sinkscope.traces.statistics_folder import Arrays, StatisticsFolder
 
@@ -60,10 +61,12 @@ class PromptCounter:
     def __init__(self, destination: "StatisticsDestination", manifest: dict[str, Any]) -> None:
         self.destination, self.manifest, self.counted = destination, manifest, False
         self._followed = "last_query" if manifest["causal"] else "column_sums"
-        self._feed = Summary.feed(PromptSettings.of(manifest["causal"], manifest), EXCESS)
+        self._settings = PromptSettings.of(manifest["causal"], manifest)
+        self._feed = Summary.feed(self._settings, EXCESS)
 
     def add(self, step: dict[str, np.ndarray]) -> None:
-        self._feed.feed(step)
+        reduced = "column_sums" not in step
+        self._feed.feed(step, counted_step(step, self._settings, self.destination.thresholds) if reduced else None)
         if "newest_columns" in step:
             self._followed = "newest_columns"
 
@@ -89,6 +92,7 @@ class PromptCounter:
 class StatisticsDestination:
     """Counts every prompt into one folder, which its caller closes, under the next of the numbers given, in the order
     in which prompts end; one that was given up has none.
+    ``reduces``: whether steps may come reduced, to what is kept at the ``thresholds``;
     ``completed_the_folder``: whether a prompt of this recording was the last one that the folder waited for.
     """
 
@@ -97,6 +101,7 @@ class StatisticsDestination:
 
     def __init__(self, folder: StatisticsFolder, indices: Iterable[int]) -> None:
         self.folder, self.indices, self.completed_the_folder = folder, iter(indices), False
+        self.thresholds, self.reduces = Summary.thresholds(EXCESS), can_be_reduced()
         self._counters: list[PromptCounter] = []
         self._stack: tuple[str, str] | None = None
 

@@ -3,7 +3,8 @@
 The way of a step:
 
 1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
-2. ``end_step``: the layers are stacked and sent to the host, on a GPU without waiting (`async_writer`).
+2. ``end_step``: the layers are stacked, reduced to what is kept, and sent to the host, on a GPU without waiting
+   (`async_writer`).
 3. ``_write_step``, once they have arrived: each prompt's row is cut out and added to the prompt's writer.
 """
 
@@ -39,8 +40,9 @@ from sinkscope.errors import AttentionError, CallError
 from sinkscope.models import Model
 from sinkscope.models.fingerprints import SameWeights, were_changed
 from sinkscope.recorder.async_writer import AsyncWriter
-from sinkscope.recorder.destinations import Destination, StepWriter
+from sinkscope.recorder.destinations import Destination, StatisticsDestination, StepWriter
 from sinkscope.recorder.largest_columns import largest_columns
+from sinkscope.recorder.reduced_statistics import reduce_statistics
 from sinkscope.recorder.step_tensors import (
     LayerTensors,
     PartStep,
@@ -176,7 +178,7 @@ class Recorder(Watcher):
                 raise AttentionError(f"expected the layers of the first step, {first}, found {', '.join(measured)}")
             given = step.causal, step.context.final_queries is not None, self._reduction(step)
             try:
-                stacked = stack_layers(layers, *given)
+                stacked = self._reduced(part, step, stack_layers(layers, *given))
             except torch.OutOfMemoryError:
                 self._async_writer.drain()
                 here = [{name: one.cpu() for name, one in layer.items()} for layer in layers]
@@ -206,6 +208,22 @@ class Recorder(Watcher):
             return largest_columns("column_sums", columns, count, first)
 
         return reduce
+
+    def _reduced(self, part: StackPart, step: PartStep, stacked: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return the tensors of a step as they are sent: those on a GPU reduced, where statistics are kept."""
+        context, columns = step.context, stacked[0].get("column_sums")
+        if not (isinstance(self.destination, StatisticsDestination) and self.destination.reduces) or columns is None:
+            return stacked
+        running = step.causal or step.crossing or context.final_queries is not None
+        heads = len({layer["value_norms"].shape[1] for layer in self._measured[part].values()})
+        width = context.tokens.shape[1]
+        if running or len(stacked) > 1 or heads > 1 or columns.shape[-1] != width or columns.device.type != "cuda":
+            return stacked
+        lengths = torch.zeros(len(context.tokens), dtype=torch.int64, device="cpu")
+        for row, number in zip(context.rows, context.prompts, strict=True):
+            lengths[row] = self._prompts[part][number].length
+        thresholds = self.destination.thresholds
+        return [reduce_statistics(stacked[0], context.masked, context.lengths, lengths, thresholds)]
 
     def _write_step(
         self, prompts: dict[int, _Prompt], step: PartStep, layers: list[str], sent: Mapping[tuple[int, str], Tensor]

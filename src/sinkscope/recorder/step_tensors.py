@@ -197,7 +197,7 @@ def prompt_arrays(
         "lengths": torch.tensor(length, dtype=torch.int32, device="cpu"),
         **{name: measured[name][..., real_keys] for name in (*GROUPS, *PER_KEY, "last_query") if name in measured},
     }
-    arrays |= {name: measured[name] for name in WITHOUT_TOKENS if name in measured}
+    arrays |= {name: one for name, one in measured.items() if name in WITHOUT_TOKENS or "." in name}
     if not step.crossing:  # the queries stand on the same canvas
         arrays |= {name: measured[name][..., real_queries] for name in PER_QUERY if name in measured}
     if context.final_queries is not None:
@@ -218,7 +218,7 @@ def check_numbers(sums: Tensor, arrays: Mapping[str, np.ndarray], layers: list[s
         layer, head = (int(place) for place in sums.isnan().any(-1).nonzero()[0])
         found = f"NaN in the attention, first in layer {layers[layer]}, head {head}"
     elif wrong := [name for name in arrays if name.endswith("_norms") and np.isinf(arrays[name]).any()]:
-        found = f"infinite {wrong[0].replace('_', ' ')}"
+        found = f"infinite {wrong[0].split('.')[-1].replace('_', ' ')}"
     if found:
         advice = "load the model with dtype='float32', or check the checkpoint"
         raise AttentionError(f"expected numbers in step {step}, found {found}; {advice}")

@@ -160,6 +160,22 @@ class PromptSummary:
         return partial(self.followed.contain, threshold)
 
 
+@dataclass(frozen=True, eq=False)
+class CountedStep:
+    """What is kept of one step: the candidates ``sinks``, those in which sinks are ``followed``, and other parts of a
+    `PromptSummary`; ``records``: of each statistic that keeps one.
+    """
+
+    summary: StepSummary
+    sinks: Candidates
+    followed: Candidates
+    means: Float[np.ndarray, " key"]
+    above: Int[np.ndarray, "unit layer epsilon"]
+    quarters: Int[np.ndarray, "layer quarter"]
+    far: Int[np.ndarray, "layer far_bin"]
+    records: Sequence[Any]
+
+
 class PromptFeed:
     """Takes in the steps of one prompt in order and makes its summary; ``keeps``: `Statistic.keep` of each one."""
 
@@ -180,14 +196,34 @@ class PromptFeed:
     def steps(self) -> int:
         return len(self._canvas)
 
-    def feed(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take in the next step, arrays as in `axes.TRACE_AXES`; CallError for columns not finite or not fitting."""
-        settings, length = self.settings, arrays["column_sums"].shape[-1]
+    def feed(self, arrays: Mapping[str, np.ndarray], counted: "CountedStep | None" = None) -> None:
+        """Take in the next step, arrays as in `axes.TRACE_AXES`, or what was ``counted`` of it beside its canvas;
+        CallError for columns not finite or not fitting.
+        """
+        settings, columns = self.settings, arrays.get("column_sums")
+        length = len(arrays["tokens"]) if columns is None else columns.shape[-1]
         before = len(self._canvas[-1][0]) if self._canvas else 0
         if length < before and (settings.causal or length < settings.prompt_length):  # no answer is left of diffusion
             found = f"{length} tokens behind a step of {before}"
             raise CallError(f"expected a canvas that grows, found {found}; record each text by itself")
-        newest = None
+        step = self._counted(arrays) if counted is None else counted
+        written = arrays.get("written")
+        masked = np.asarray(arrays.get("masked", np.zeros(length))).astype(bool)
+        self._canvas.append((np.array(arrays["tokens"]), masked, None if written is None else np.array(written)))
+        tally = step.sinks.tally(step.sinks.key, length).astype(np.int32)
+        self._kept.append((step.summary, tally, step.means, step.followed))
+        self._above, self._far, quarters = self._above + step.above, self._far + step.far, step.quarters
+        room = [(0, max(0, quarters.shape[1] - self._quarters.shape[1]))]
+        self._quarters = np.pad(self._quarters, [(0, len(quarters) - len(self._quarters)), *room])
+        self._quarters[:, : quarters.shape[1]] += quarters
+        for record in step.records:
+            begun, records = self._records.setdefault(type(record), (self.steps, []))
+            if len(records) != self.steps - begun:
+                raise CallError(f"{type(record).__name__}: expected one record of each step from the first on")
+            records.append(record)
+
+    def _counted(self, arrays: Mapping[str, np.ndarray]) -> "CountedStep":
+        settings, newest = self.settings, None
         if settings.causal:  # a key that came later counts 0 for the queries before it
             row = np.array(arrays["last_query"], np.float32)
             self._rows.append(np.concatenate([row, uniform_rows(row)], axis=1))
@@ -200,27 +236,21 @@ class PromptFeed:
         elif "newest_columns" in arrays:
             newest = SummedColumns.of(arrays["newest_columns"], self.thresholds)
         step = RecordedStep.of(arrays, self.thresholds, settings, newest)
-        columns = step.columns
-        self._canvas.append((step.tokens, step.masked, step.written))
-        tally = columns.candidates.tally(columns.candidates.key, length).astype(np.int32)
-        means = step.followed.sums.mean(axis=(0, 1), dtype=np.float64)
-        self._kept.append((StepSummary.of(step), tally, means, step.followed.candidates))
-        self._above = self._above + np.stack([count_above(columns.excess), count_above(columns.percent)])
-        self._far = self._far + count_far(columns.sums)
-        quarters = count_quarters(columns.sums)
-        room = [(0, max(0, quarters.shape[1] - self._quarters.shape[1]))]
-        self._quarters = np.pad(self._quarters, [(0, len(quarters) - len(self._quarters)), *room])
-        self._quarters[:, : quarters.shape[1]] += quarters
-        for record in (keep(step) for keep in self._keeps):
-            if record is not None:
-                begun, records = self._records.setdefault(type(record), (self.steps, []))
-                if len(records) != self.steps - begun:
-                    raise CallError(f"{type(record).__name__}: expected one record of each step from the first on")
-                records.append(record)
-        if (kept := settings.kept) is not None and kept < length:
-            for one in (columns, *([] if settings.causal else [step.followed])):
+        if (kept := settings.kept) is not None and kept < step.length:
+            for one in (step.columns, *([] if settings.causal else [step.followed])):
                 least = map(max, self._known_from, one.least_known(kept))
                 self._known_from = (next(least), next(least))
+        columns, followed = step.columns, step.followed
+        return CountedStep(
+            StepSummary.of(step),
+            columns.candidates,
+            followed.candidates,
+            followed.sums.mean(axis=(0, 1), dtype=np.float64),
+            np.stack([count_above(columns.excess), count_above(columns.percent)]),
+            count_quarters(columns.sums),
+            count_far(columns.sums),
+            [found for keep in self._keeps if (found := keep(step)) is not None],
+        )
 
     def finish(self, vocabulary: Mapping[int, str] | None = None) -> PromptSummary:
         """Return the summary of all steps, one at least; ``vocabulary``: {token: how it reads}."""

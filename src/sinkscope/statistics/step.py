@@ -6,6 +6,7 @@ are quarters of a query's worth, of many prompts up to 64; beyond, eight to an o
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,11 @@ OCTAVES, BINS_PER_OCTAVE = 10, 8
 FAR_BINS = OCTAVES * BINS_PER_OCTAVE + 1
 
 
+def excess_over_others(columns: Any, total: Any, others: Any) -> Any:
+    """Return columns minus the mean of the ``others``, so many, of a head with that sum; arrays or tensors."""
+    return columns - (total - columns) / others
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """Columns of one step that exceed the loosest threshold, ordered by layer, head, key; units as `SummedColumns`."""
@@ -44,12 +50,40 @@ class Candidates:
     def at(self, threshold: Threshold) -> Bool[np.ndarray, " candidate"]:
         return (self.excess if threshold.unit == "queries" else self.percent) > threshold.excess
 
+    @classmethod
+    def of_reduced(
+        cls, reduced: Mapping[str, np.ndarray], tokens: int, thresholds: Sequence[Threshold]
+    ) -> "Candidates":
+        """Return the candidates of a step that `recorder.reduced_statistics` reduced."""
+        chosen = np.unpackbits(reduced["bits"], axis=-1)[..., -tokens:]
+        layer, head, key = (one.astype(np.int32) for one in np.nonzero(chosen))
+        kept = np.arange(reduced["column"].shape[-1]) < chosen.sum(axis=(1, 2))[:, None]
+        column, others = reduced["column"][kept], np.full(len(layer), max(tokens - 1, 1))
+        total, all_percent = (reduced[name][layer, head] for name in ("total", "all_percent"))
+        percent = excess_over_others(column / total * 100, all_percent, others)
+        excess = excess_over_others(column, total, others)
+        return cls(layer, head, key, column, excess, percent, tuple(thresholds))
+
     def tally(
         self, place: Int[np.ndarray, " candidate"], places: int, weights: Float[np.ndarray, " candidate"] | None = None
     ) -> Float[np.ndarray, "threshold place"] | Int[np.ndarray, "threshold place"]:
         """Return how many sinks there are at each threshold and place, or the sum of their weights."""
-        chosen = [self.at(threshold) for threshold in self.thresholds]
-        return np.array([np.bincount(place[one], None if weights is None else weights[one], places) for one in chosen])
+        found = np.zeros((len(self.thresholds), places), np.int64 if weights is None else np.float64)
+        for numbers, level in self._levels:
+            table = np.bincount(place + level.astype(np.int64) * places, weights, (len(numbers) + 1) * places)
+            found[numbers] = table.reshape(-1, places)[:0:-1].cumsum(axis=0)[::-1]
+        return found
+
+    @cached_property
+    def _levels(self) -> list[tuple[list[int], Int[np.ndarray, " candidate"]]]:
+        """The numbers of the thresholds of each unit, by their ε, and how many of these each candidate exceeds."""
+        found = []
+        for unit, size in (("queries", self.excess), ("percent", self.percent)):
+            here = [number for number, one in enumerate(self.thresholds) if one.unit == unit]
+            here.sort(key=lambda number: self.thresholds[number].excess)
+            edges = np.array([self.thresholds[number].excess for number in here])
+            found.append((here, np.searchsorted(edges, size).astype(np.int8)))
+        return found
 
 
 @dataclass(frozen=True, eq=False)
