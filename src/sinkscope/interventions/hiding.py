@@ -91,7 +91,7 @@ class Hiding(Hider):
             self._tally = None
 
     def end_generation(self, failed: bool) -> None:
-        """Raise CallError for a rule that asks of a plain call what it never has: a step before, or an answer."""
+        """Raise CallError for a rule that asks a plain call for a step before, or an answer."""
         for number, part in enumerate(self.parts if self._plain and not failed and self._steps else ()):
             alone = part.waits and self._took.get(number) is None
             groups = {"prompt", "answer"} & {one for one in (part.keys, part.queries) if isinstance(one, str)}

@@ -40,7 +40,7 @@ def _largest(columns: Tensor, count: int, first: Tensor | None) -> tuple[Tensor,
     start = torch.zeros(columns.shape[1], dtype=torch.int64, device=device) if first is None else first
     start, position = start[:, None, None], torch.arange(keys, device=device)
     columns = torch.where(position < start, -0.0, columns + 0.0)
-    # Floats from 0 on are ordered as their bits are; −0 has the sign bit, which marks what is no token.
+    # Floats from 0 on are ordered as their bits are; −0 has the sign bit, which marks places without a token.
     ranked = (columns.view(torch.int32).long() << 32) | (keys - 1 - position)
     chosen = ranked.topk(min(count, keys)).values
     chosen = pad(chosen, (0, count - chosen.shape[-1]), value=-1)
@@ -54,7 +54,7 @@ def _largest(columns: Tensor, count: int, first: Tensor | None) -> tuple[Tensor,
 
 
 def keep_top(step: Step, count: int) -> Step:
-    """Return the canvas of a step, and the largest columns of what is not reduced yet."""
+    """Return the canvas of a step, and the largest columns of a step not reduced yet."""
     kept = {name: one for name, one in step.items() if name in KEPT or name.startswith(("top_", "rest_"))}
     for name in (one for one in TOPPED if one in step):
         found = largest_columns(name, torch.from_numpy(step[name])[:, None], count)

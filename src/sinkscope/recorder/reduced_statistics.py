@@ -64,7 +64,7 @@ class _Layers:
         self.step, self.thresholds, self.length, self.real = step, thresholds, rows["length"], rows["real"]
         self.sizes, self.sums = rows["sizes"], step["column_sums"]
         self.total, self.start = self.sums.sum(-1), self.real.shape[-1] - self.length[..., None].long()
-        # Ties to the lower position; what is no token comes last, and falls into no bin.
+        # Ties to the lower position; places without a token come last, and fall into no bin.
         ranked = torch.where(self.real, self.sums, -1.0)
         self.ranked, self.order = ranked.sort(dim=-1, descending=True, stable=True)
         self.top = self.order[..., :1]

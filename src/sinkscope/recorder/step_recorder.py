@@ -3,7 +3,7 @@
 The way of a step:
 
 1. ``watch``, once for each layer: the layer's measurements are kept on their device (`step_tensors`).
-2. ``end_step``: the layers are stacked, reduced to what is kept, and sent to the host, on a GPU without waiting
+2. ``end_step``: the layers are stacked, reduced, and sent to the host, on a GPU without waiting
    (`async_writer`).
 3. ``_write_step``, once they have arrived: each prompt's row is cut out and added to the prompt's writer.
 """

@@ -197,7 +197,7 @@ class PromptFeed:
         return len(self._canvas)
 
     def feed(self, arrays: Mapping[str, np.ndarray], counted: "CountedStep | None" = None) -> None:
-        """Take in the next step, arrays as in `axes.TRACE_AXES`, or what was ``counted`` of it beside its canvas;
+        """Take in the next step, arrays as in `axes.TRACE_AXES`, or its numbers ``counted`` beside its canvas;
         CallError for columns not finite or not fitting.
         """
         settings, columns = self.settings, arrays.get("column_sums")
