@@ -186,7 +186,7 @@ def following(
     pad_id = model.tokenizer.pad_token_id if loaded and pad_id is None else pad_id
     mask = own if mask_id is None else mask_id
     if mask is None or (loaded and mask != own):
-        expected = f"{own}, the mask of {model.card.name}" if loaded else "the mask token"
+        expected = f"{own}, the mask of {model.card.name}" if loaded and own is not None else "the mask token"
         raise CallError(f"mask_id: expected {expected}, found {mask_id} for {type(network).__name__}")
     steps = ForeignSteps(network, mask, pad_id, sampler, loaded and model.family.shift)
     # Before the hooks of a session.
