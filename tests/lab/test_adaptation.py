@@ -85,9 +85,24 @@ def test_a_first_token_that_sees_only_itself_is_loaded_so(tmp_path):
     assert sinkscope.load(tmp_path / "saved").network(tokens).logits.equal(loaded.network(tokens).logits)
 
 
+@pytest.mark.parametrize("kind", ["token", "gate"])
+def test_a_sink_token_is_trained_written_and_loaded(kind, tmp_path):
+    recipe = replace(SMALL, sink_token=kind)
+    network = train(recipe, tmp_path / "run", progress=False).eval()
+    train_checkpoint(recipe, tmp_path / "run")
+    loaded = sinkscope.load(tmp_path / "run", dtype="float32")
+    assert loaded.card.sink_token == kind
+    tokens = torch.tensor([[0, 40, 41, 42, 2, 2]])
+    with torch.no_grad():
+        trained = network.lm_head(hidden(network, tokens, seen_keys(recipe.adaptation, 6)).last_hidden_state)
+        assert (trained - loaded.network(tokens).logits).abs().max() <= 0.02 * trained.abs().max()
+    plain = train(replace(recipe, sink_token="none"), tmp_path / "plain", progress=False)
+    assert (trained - plain(tokens).logits).abs().max() > 0.05 * trained.abs().max()
+
+
 def test_masks_and_alignments_that_would_be_lost_are_refused(tmp_path):
     for change in (Adaptation(block=8), Adaptation(rank=None, align=1.0)):
-        with pytest.raises(CallError, match=r"cannot be loaded again|frozen base"):
+        with pytest.raises(CallError, match=r"cannot be loaded again|base as it is"):
             train_checkpoint(replace(SMALL, adaptation=change), tmp_path / "out")
 
 

@@ -27,7 +27,7 @@ from sinkscope.models import Model, add_sink_token, load
 from sinkscope.models.family import MARK, MARK_FIRST, MARK_POSITIONS
 from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH
 from sinkscope.models.loading import outline
-from sinkscope.models.sink_token import variant_of
+from sinkscope.models.sink_token import sink_parameters, variant_of
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATES = (0.15, 0.5, 0.85)
@@ -124,8 +124,8 @@ def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) ->
 
 
 def start(recipe: Recipe) -> Any:
-    """Return the network of the model to start from, fp32, with the weights that are to be trained; raise CallError
-    where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
+    """Return the network of the model to start from, fp32, with its sink and the weights that are to be trained; raise
+    CallError where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
     """
     adaptation, base, objective = recipe.adaptation, str(recipe.start_from), recipe.objective
     assert adaptation is not None
@@ -148,9 +148,12 @@ def start(recipe: Recipe) -> Any:
         with torch.no_grad():
             embedding[mask_id] = embedding.mean(0)
         trained = {"embed_tokens": [mask_id]}
+    if adaptation.align and (adaptation.rank is None or recipe.sink_token != "none"):
+        raise CallError("--align: goes with the base as it is, which --rank 0 and --sink-token do not leave")
+    variant = variant_of(recipe.sink_token)
+    if variant is not None:
+        add_sink_token(network, replace(variant, seed=recipe.seed))
     if adaptation.rank is None:
-        if adaptation.align:
-            raise CallError("--align: goes with a frozen base, which --rank 0 does not leave")
         return network.requires_grad_(True)
     setattr(network.config, BASE_HASH, model.card.weight_hash)
     from peft import LoraConfig, inject_adapter_in_model
@@ -164,7 +167,10 @@ def start(recipe: Recipe) -> Any:
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )
-    return inject_adapter_in_model(config, network.requires_grad_(False))
+    network = inject_adapter_in_model(config, network.requires_grad_(False))
+    for _, parameter in sink_parameters(network):
+        parameter.requires_grad_(True)
+    return network
 
 
 def mask_of(model: Model, adaptation: Adaptation) -> int:
@@ -224,7 +230,7 @@ def hidden(network: Any, tokens: Tensor, seen: Tensor, states: bool = False) -> 
 @torch.no_grad()
 def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]) -> dict[str, float]:
     """Return the nats a token of held-out canvases of one length: of masked tokens at each of `RATES`, and of all
-    tokens under the base, the causal model, where that is left.
+    tokens under the base, the causal model, where that is left as it was.
     """
     adaptation, tokens = recipe.adaptation, torch.from_numpy(np.stack(canvases))
     assert adaptation is not None
@@ -236,7 +242,7 @@ def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]
         masked[:, 0] = False
         noisy = tokens.masked_fill(masked, mask_id)
         found[f"masked_{rate}"] = _nats(network, noisy, tokens, masked, seen_keys(adaptation, length), shift)
-    if adaptation.rank is not None:
+    if adaptation.rank is not None and recipe.sink_token == "none":
         every = torch.ones_like(tokens, dtype=torch.bool)
         every[:, 0] = False
         causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
@@ -262,7 +268,7 @@ def save_adapter(network: Any, base: str, folder: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
-    tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
+    tensors = get_peft_model_state_dict(network, save_embedding_layers=False) | dict(sink_parameters(network))
     stored = {f"base_model.model.{name}": one.detach().to("cpu", torch.bfloat16) for name, one in tensors.items()}
     save_file({name: one.contiguous() for name, one in stored.items()}, folder / ADAPTER_WEIGHTS)
     network.peft_config["default"].save_pretrained(folder)

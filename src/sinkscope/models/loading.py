@@ -23,7 +23,14 @@ from sinkscope.models.devices import find_device
 from sinkscope.models.family import BODIES, MARK, STOCK, Family
 from sinkscope.models.fingerprints import hash_stored, note_loaded
 from sinkscope.models.model import Model, ModelCard
-from sinkscope.models.sink_token import SinkToken, check_token_id, split_config, with_sink
+from sinkscope.models.sink_token import (
+    SinkToken,
+    add_sink_token,
+    check_token_id,
+    sink_parameters,
+    split_config,
+    with_sink,
+)
 from sinkscope.models.tokenization import load_tokenizer
 from sinkscope.runs.files import compare_sealed
 
@@ -73,11 +80,12 @@ def load(
     if wanted not in (torch.float32, torch.bfloat16, torch.float16):
         raise CallError(f"dtype of {folder}: expected float32, bfloat16 or float16, found {dtype or stored!r}")
     tokenizer = plan.tokenizer()
-    network, used = _network(plan, whole, tensors, wanted, device_map)
+    alone = plan if whole == folder else replace(plan, variant=None)  # the sink is the adapter's
+    network, used = _network(alone, whole, tensors, wanted, device_map)
     if whole != folder:
         if plan.config.get(folders.BASE_HASH) not in (None, _hash(files)):
             raise ModelError(f"{folder}: expected the base that it was trained on, found other weights in {whole}")
-        network, used = _merge(network, folder), None
+        network, used = _merge(network, folder, plan.variant), None
         files = [*files, folder / folders.ADAPTER_WEIGHTS]
     if device_map is None:
         network = network.to(device)
@@ -246,7 +254,7 @@ def _network(
     return network, used
 
 
-def _merge(network: Any, folder: Path) -> Any:
+def _merge(network: Any, folder: Path, variant: SinkToken | None) -> Any:
     from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -257,11 +265,17 @@ def _merge(network: Any, folder: Path) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the base model was renamed, and deprecations of transformers
             changed = get_peft_model(network, config)
-            found = set_peft_model_state_dict(changed, load_file(folder / folders.ADAPTER_WEIGHTS))
+            tensors = load_file(folder / folders.ADAPTER_WEIGHTS)
+            merged = {name: one for name, one in tensors.items() if "sink_" not in name}
+            found = set_peft_model_state_dict(changed, merged)
         missing = [name for name in found.missing_keys if ".lora_" in name]
         if missing or found.unexpected_keys:
             raise ValueError(f"missing {missing[:2]}, unused {found.unexpected_keys[:2]}")
-        return changed.merge_and_unload()
+        network = changed.merge_and_unload()
+        if variant is not None:
+            names = [name for name, _ in sink_parameters(add_sink_token(network, variant))]
+            network.load_state_dict({name: tensors[f"base_model.model.{name}"] for name in names}, strict=False)
+        return network
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{folder}: the adapter does not fit its base model ({first_line(error)})") from error
 

@@ -149,6 +149,12 @@ class SinkWeights(nn.Module):
         )
 
 
+def sink_parameters(network: Any) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of a network's sink with their names; none without one."""
+    owners = [(name, one) for name, one in network.named_modules() if isinstance(one, SinkWeights | Gate)]
+    return [(f"{owner}.{name}", each) for owner, one in owners for name, each in one.named_parameters()]
+
+
 def constant_keys(stack: Any) -> tuple[Tensor, Tensor | None]:
     """Return keys before rotation and values (None: zero) of the sink tokens, [layer, kv_head, count, dim] each."""
     sink: SinkWeights = stack.sink_token
