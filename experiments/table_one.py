@@ -1,10 +1,10 @@
-"""Table 1 in small: what hiding sinks costs the lab's models, beside every control.
+"""Table 1 in small: what hiding sinks costs the lab's models and SmolLM2's problem pair, beside every control.
 
 Claim     Hiding the top sink takes an autoregressive model from .85 to .02 on GSM8K and hardly touches diffusion models
           (arXiv 2510.15731, Table 1).
 Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND] [--model NAME]; the same command goes
           on where it stopped.
-          Then: python experiments/table_one.py --add DIR/lab-diffusion DIR/lab-autoregressive
+          Then: python experiments/table_one.py --add DIR/MODEL DIR/MODEL
 Cost      on one core with bf16 units, a problem under one rule: diffusion about 0.8 s, autoregressive about 0.15 s. All
           rounds: a day.
 Expected  As claimed.
@@ -12,7 +12,7 @@ Found     See results/table-1.
 
 Prompts have the tasks' own shots (196 to 325 tokens). Answers get 32 positions, in as many steps, blocks of 16: the
 longest worked answer among the 1,319 problems has 32 tokens, so none is cut short, and a run costs half of one with 64.
-All is bfloat16, as the checkpoints are stored.
+The lab's models compute in bfloat16, as they are stored, the pair in fp32.
 Rounds go from what is most worth knowing to what is less, and each only asks more problems or more rules of the same
 folders.
 
@@ -39,8 +39,10 @@ from sinkscope.evaluation.tables import table, write_table
 from sinkscope.runs.files import with_checksum
 
 FOLDER = Path(__file__).parents[1] / "results" / "table-1"
+PAIR = FOLDER.with_name("table-1-smollm2")
+DTYPE = {name: torch.bfloat16 for name in ("lab-diffusion", "lab-autoregressive")}
 Cell = tuple[str, str, str]
-BATCH = {"lab-diffusion": 8, "lab-autoregressive": 64}
+BATCH = {"lab-diffusion": 8, "lab-autoregressive": 64, "smollm2-problems": 101, "smollm2-problems-diffusion": 12}
 
 
 def top(k: int, options: str = "") -> list[str]:
@@ -68,6 +70,33 @@ class Round:
     task: str
     rules: list[str]
     problems: int
+    shots: int | None = None
+
+
+def settings_of(one: Round) -> dict[str, Any]:
+    """Return the settings of the sampler; the longest worked answer has 16 of SmolLM2's tokens in lab-sums, else 41."""
+    if one.model in SETTINGS:
+        return SETTINGS[one.model]
+    length = 32 if one.task == "lab-sums" else 44
+    return {"length": length} | (
+        {"steps": length // 2, "algorithm": "maskgit_plus"} if "diffusion" in one.model else {}
+    )
+
+
+def pair_rounds() -> list[Round]:
+    d, a, sums = "smollm2-problems-diffusion", "smollm2-problems", "lab-sums"
+    drawn = [f"{kind}:{k}" for k in (1, 5, 10) for kind in ("random", "rowmass")]
+    tops, last = [f"top:{k}" for k in (1, 5, 10)], "@last_row"
+    first = [f"{rule}@seed=0" for rule in drawn]
+    return [
+        Round(a, sums, ["none", *(f"{rule}{last}" for rule in tops)], 303),
+        Round(d, sums, ["none", *tops, *first], 303),
+        Round(a, sums, [one for rule in drawn for one in seeded(f"{rule}{last}")], 303),
+        Round(d, sums, [one for rule in drawn for one in seeded(rule) if one not in first], 303),
+        Round(a, "lab-arith", ["none"], 300, 0),
+        Round(d, "lab-arith", ["none"], 100, 0),
+        Round(a, sums, tops, 303),
+    ]
 
 
 def rounds() -> list[Round]:
@@ -89,10 +118,11 @@ def rounds() -> list[Round]:
         Round(a, arith, MANY, 512),
         Round(d, arith, MANY, 504),
         Round(d, arith, CURRENT, 1319),
+        *pair_rounds(),
     ]
 
 
-def add(folders: Sequence[Path], to: Path = FOLDER) -> None:
+def add(folders: Sequence[Path], to: Path) -> None:
     """Take outcomes from folders of evaluations into the compressed file of each model."""
     found = {cell_of(one): one for one in (*with_outcomes(to), *read_results(*folders))}
     for model in dict.fromkeys(one.model for one in found.values()):
@@ -120,7 +150,7 @@ def documents(folder: Path = FOLDER) -> tuple[dict[str, Any], str]:
     return table(results), write_table(results) + "\n"
 
 
-def write(folder: Path = FOLDER) -> None:
+def write(folder: Path) -> None:
     """Write both files."""
     document, text = documents(folder)
     (folder / "table.json").write_text(json.dumps(document, ensure_ascii=False) + "\n")
@@ -134,13 +164,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=None, help="no round is begun after so many")
     parser.add_argument("--until", type=int, default=None, help="rounds, from the first; all when not given")
     parser.add_argument(
-        "--model", choices=list(SETTINGS), default=None, help="one model's rounds only; the other's may run beside"
+        "--model", choices=list(BATCH), default=None, help="one model's rounds only; the other's may run beside"
     )
     arguments = parser.parse_args()
     if arguments.out is None:
-        if arguments.add:
-            add(arguments.add)
-        write()
+        for folder in (FOLDER, PAIR):
+            here = [one for one in arguments.add or () if one.name.startswith("smollm2") == (folder == PAIR)]
+            if here:
+                add(here, folder)
+            write(folder)
         return
     began, models = time.monotonic(), {}
     for number, one in enumerate(rounds()[: arguments.until]):
@@ -148,7 +180,9 @@ def main() -> None:
             break
         if arguments.model not in (None, one.model):
             continue
-        model = models.setdefault(one.model, None) or sinkscope.load(one.model, dtype=torch.bfloat16)
+        model = models.setdefault(one.model, None) or sinkscope.load(
+            one.model, dtype=DTYPE.get(one.model, torch.float32)
+        )
         models[one.model] = model
         for rule in one.rules:
             (result,) = evaluate(
@@ -156,8 +190,9 @@ def main() -> None:
                 tasks=[one.task],
                 hide=[rule],
                 limit=one.problems,
+                shots=one.shots,
                 batch=BATCH[one.model],
-                settings=SETTINGS[one.model],
+                settings=settings_of(one),
                 out=arguments.out / one.model,
                 allow_code_execution=one.task == "lab-code",
                 progress=False,

@@ -36,7 +36,7 @@ def test_both_hold_the_package_and_its_models(built):
     assert {name for name in wheel if ".dist-info/" not in name} == source
     for name in BUNDLED + SPECIMENS:
         part = f"sinkscope/checkpoints/{'specimens/' if name in SPECIMENS else ''}{name}"
-        weights = "adapter_model" if name == "smollm2-diffusion" else "model"
+        weights = "adapter_model" if name.startswith("smollm2") else "model"
         assert all(wheel.get(f"{part}/{file}", 0) > 0 for file in ("config.json", f"{weights}.safetensors")), name
     assert f"\nVersion: {sinkscope.__version__}\n" in metadata and f"{info}/licenses/LICENSE" in wheel
     assert "sinkscope = sinkscope.cli:main" in scripts

@@ -18,7 +18,10 @@ from sinkscope.models.weights import SINGLE, index_files, listing
 from sinkscope.progress import counting_bar, show_progress
 from sinkscope.runs.files import read_json_object, sha256_of
 
-BUNDLED = ("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted", "smollm2-diffusion")
+BUNDLED = (
+    *("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted"),
+    *("smollm2-diffusion", "smollm2-problems", "smollm2-problems-diffusion"),
+)
 SPECIMENS = tuple(
     f"lab-nulls-{kind}-{nulls}-{seed}"
     for kind in ("autoregressive", "diffusion")
