@@ -172,7 +172,8 @@ def main() -> None:
             here = [one for one in arguments.add or () if one.name.startswith("smollm2") == (folder == PAIR)]
             if here:
                 add(here, folder)
-            write(folder)
+            if here or not arguments.add:
+                write(folder)
         return
     began, models = time.monotonic(), {}
     for number, one in enumerate(rounds()[: arguments.until]):

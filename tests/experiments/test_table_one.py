@@ -1,14 +1,14 @@
-"""results/table-1 follows from the outcomes that lie beside it, by one command."""
+"""results/table-1 and results/table-1-smollm2 follow from the outcomes that lie beside them, by one command."""
 
 import json
 
 import pytest
-from table_one import FOLDER, cell_of, documents, with_outcomes
+from table_one import FOLDER, PAIR, cell_of, documents, with_outcomes
 
 from sinkscope.evaluation.paired_tests import holm
 from sinkscope.evaluation.tables import compare
 
-STORED = json.loads((FOLDER / "table.json").read_text())
+BOTH = pytest.mark.parametrize("folder", [FOLDER, PAIR], ids=lambda folder: folder.name)
 
 
 def flat(value, place=()):
@@ -19,19 +19,22 @@ def flat(value, place=()):
         yield place, value
 
 
-def test_the_table_is_what_the_command_writes():
-    document, text = documents()
-    assert (FOLDER / "table.md").read_text() == text
-    found, stored = dict(flat(document)), dict(flat(STORED))
+@BOTH
+def test_the_table_is_what_the_command_writes(folder):
+    document, text = documents(folder)
+    assert (folder / "table.md").read_text() == text
+    found, stored = dict(flat(document)), dict(flat(json.loads((folder / "table.json").read_text())))
     assert found.keys() == stored.keys()
     for place, value in found.items():
         assert value == (pytest.approx(stored[place]) if isinstance(value, float) else stored[place]), place
 
 
-def test_every_cell_has_as_many_outcomes_as_problems():
-    cells = {(row["model"], row["task"], row["hide"]): row for row in STORED["rows"]}
-    assert len(cells) == len(STORED["rows"]) == 168
-    results = with_outcomes()
+@BOTH
+def test_every_cell_has_as_many_outcomes_as_problems(folder):
+    rows = json.loads((folder / "table.json").read_text())["rows"]
+    cells = {(row["model"], row["task"], row["hide"]): row for row in rows}
+    results = with_outcomes(folder)
+    assert len(cells) == len(rows) == len(results)
     assert {cell_of(one) for one in results} == cells.keys()
     for one in results:
         assert len(one.outcomes) == one.n == cells[cell_of(one)]["n"]
