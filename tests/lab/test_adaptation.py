@@ -85,6 +85,20 @@ def test_a_first_token_that_sees_only_itself_is_loaded_so(tmp_path):
     assert sinkscope.load(tmp_path / "saved").network(tokens).logits.equal(loaded.network(tokens).logits)
 
 
+def test_a_training_goes_on_with_an_adapter(tmp_path):
+    train_checkpoint(replace(SMALL, objective="next_token"), tmp_path / "causal")
+    further = replace(SMALL, start_from=str(tmp_path / "causal"))
+    begun, tokens = start(further), torch.tensor([[0, 40, 41, 42]])
+    causal = sinkscope.load(tmp_path / "causal", dtype="float32").network
+    with torch.no_grad():
+        logits = begun.lm_head(hidden(begun, tokens, torch.ones(4, 4).bool().tril()[None, None]).last_hidden_state)
+        assert (logits - causal(tokens).logits).abs().max() <= 1e-4 * logits.abs().max()
+    train_checkpoint(further, tmp_path / "further")
+    assert sinkscope.load(tmp_path / "further").family.name == "dream"
+    with pytest.raises(CallError, match="expected an adapter of rank 4"):
+        start(replace(further, adaptation=Adaptation(rank=4)))
+
+
 @pytest.mark.parametrize("kind", ["token", "gate"])
 def test_a_sink_token_is_trained_written_and_loaded(kind, tmp_path):
     recipe = replace(SMALL, sink_token=kind)

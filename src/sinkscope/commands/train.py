@@ -32,7 +32,7 @@ class Train(Command):
         compile: compiles the layers, which is faster, needs a C++ compiler and rounds differently.
         data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder.
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
-        base: model that `adapted` and `adapted-causal` change, a Llama, Qwen2 or Qwen3.
+        base: model that `adapted` and `adapted-causal` change, a Llama, Qwen2 or Qwen3; or an adapter to go on with.
         rank: of its LoRA; 0 trains all weights.
         mask_token: an unused token of its tokenizer, which becomes the mask.
         align: weight of the distance between its hidden states and the causal model's.

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, first_line
 from sinkscope.lab.canvases import Canvases, draw_canvases, draw_nulls, null_tokenizer
 from sinkscope.lab.prompts import build_tokenizer
 from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.models import Model, add_sink_token, load
 from sinkscope.models.family import MARK, MARK_FIRST, MARK_POSITIONS
-from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH
+from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH, base_name, find_folder, is_adapter
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import sink_parameters, variant_of
 
@@ -123,11 +123,20 @@ def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) ->
     return seen[None, None]
 
 
+def base_of(recipe: Recipe) -> tuple[str, Path | None]:
+    """Return the model whose weights stay frozen, and the folder of the adapter with which the training begins."""
+    name = str(recipe.start_from)
+    folder = find_folder(name)
+    if recipe.adaptation is None or recipe.adaptation.rank is None or not is_adapter(folder):
+        return name, None
+    return base_name(folder), folder
+
+
 def start(recipe: Recipe) -> Any:
     """Return the network of the model to start from, fp32, with its sink and the weights that are to be trained; raise
     CallError where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
     """
-    adaptation, base, objective = recipe.adaptation, str(recipe.start_from), recipe.objective
+    adaptation, (base, adapter), objective = recipe.adaptation, base_of(recipe), recipe.objective
     assert adaptation is not None
     model = load(base, dtype=torch.float32)
     network = model.network
@@ -156,7 +165,8 @@ def start(recipe: Recipe) -> Any:
     if adaptation.rank is None:
         return network.requires_grad_(True)
     setattr(network.config, BASE_HASH, model.card.weight_hash)
-    from peft import LoraConfig, inject_adapter_in_model
+    from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
+    from safetensors.torch import load_file
 
     torch.manual_seed(recipe.seed)
     config = LoraConfig(
@@ -168,6 +178,15 @@ def start(recipe: Recipe) -> Any:
         task_type="CAUSAL_LM",
     )
     network = inject_adapter_in_model(config, network.requires_grad_(False))
+    if adapter is not None:
+        stored = load_file(adapter / ADAPTER_WEIGHTS)
+        begun = get_peft_model_state_dict(network, save_embedding_layers=False)
+        begun |= {name.removeprefix("base_model.model."): one for name, one in stored.items()}
+        try:
+            set_peft_model_state_dict(network, begun)
+        except RuntimeError as error:
+            expected = f"an adapter of rank {adaptation.rank}, as --rank says"
+            raise CallError(f"{adapter}: expected {expected} ({first_line(error)})") from error
     for _, parameter in sink_parameters(network):
         parameter.requires_grad_(True)
     return network
@@ -263,7 +282,7 @@ def _nats(network: Any, inputs: Tensor, tokens: Tensor, chosen: Tensor, seen: Te
 
 
 def save_adapter(network: Any, base: str, folder: Path) -> None:
-    """Write the trained part of a network as an adapter folder of peft, bf16, that `load` reads."""
+    """Write the trained part of a network as an adapter folder of peft for its base, bf16, that `load` reads."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 

@@ -278,7 +278,7 @@ def train_checkpoint(
             network = train(recipe, out, texts=texts, device=device, watch=watch)
             shutil.rmtree(beside, ignore_errors=True)
             if recipe.adaptation is not None and recipe.adaptation.rank:
-                starting_network.save_adapter(network, str(recipe.start_from), beside)
+                starting_network.save_adapter(network, starting_network.base_of(recipe)[0], beside)
             else:
                 with quiet():
                     network.to("cpu", torch.bfloat16).save_pretrained(beside)
