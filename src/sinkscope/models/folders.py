@@ -20,7 +20,7 @@ from sinkscope.runs.files import read_json_object, sha256_of
 
 BUNDLED = (
     *("lab-diffusion", "lab-autoregressive", "lab-sink-token", "lab-shifted"),
-    *("smollm2-diffusion", "smollm2-problems"),
+    *("smollm2-diffusion", "smollm2-problems", "smollm2-problems-diffusion"),
 )
 SPECIMENS = tuple(
     f"lab-nulls-{kind}-{nulls}-{seed}"
