@@ -8,9 +8,9 @@ Command   python experiments/table_one.py --out DIR [--minutes M] [--until ROUND
 Cost      on one core with bf16 units, a problem under one rule: diffusion about 0.8 s, autoregressive about 0.15 s. All
           rounds: a day.
 Expected  As claimed.
-Found     See results/table-1.
+Found     See results/table-1 and, of the pair, results/table-1-smollm2.
 
-Prompts have the tasks' own shots (196 to 325 tokens). Answers get 32 positions, in as many steps, blocks of 16: the
+The lab's prompts have the tasks' own shots (196 to 325 tokens), the pair's none. The lab's answers get 32 positions, in as many steps, blocks of 16: the
 longest worked answer among the 1,319 problems has 32 tokens, so none is cut short, and a run costs half of one with 64.
 The lab's models compute in bfloat16, as they are stored, the pair in fp32.
 Rounds go from what is most worth knowing to what is less, and each only asks more problems or more rules of the same
@@ -40,7 +40,6 @@ from sinkscope.runs.files import with_checksum
 
 FOLDER = Path(__file__).parents[1] / "results" / "table-1"
 PAIR = FOLDER.with_name("table-1-smollm2")
-DTYPE = {name: torch.bfloat16 for name in ("lab-diffusion", "lab-autoregressive")}
 Cell = tuple[str, str, str]
 BATCH = {"lab-diffusion": 8, "lab-autoregressive": 64, "smollm2-problems": 101, "smollm2-problems-diffusion": 12}
 
@@ -181,9 +180,8 @@ def main() -> None:
             break
         if arguments.model not in (None, one.model):
             continue
-        model = models.setdefault(one.model, None) or sinkscope.load(
-            one.model, dtype=DTYPE.get(one.model, torch.float32)
-        )
+        dtype = torch.bfloat16 if one.model in SETTINGS else torch.float32
+        model = models.setdefault(one.model, None) or sinkscope.load(one.model, dtype=dtype)
         models[one.model] = model
         for rule in one.rules:
             (result,) = evaluate(

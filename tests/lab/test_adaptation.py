@@ -85,18 +85,26 @@ def test_a_first_token_that_sees_only_itself_is_loaded_so(tmp_path):
     assert sinkscope.load(tmp_path / "saved").network(tokens).logits.equal(loaded.network(tokens).logits)
 
 
-def test_a_training_goes_on_with_an_adapter(tmp_path):
-    train_checkpoint(replace(SMALL, objective="next_token"), tmp_path / "causal")
-    further = replace(SMALL, start_from=str(tmp_path / "causal"))
-    begun, tokens = start(further), torch.tensor([[0, 40, 41, 42]])
-    causal = sinkscope.load(tmp_path / "causal", dtype="float32").network
+@pytest.mark.parametrize("objective", ["next_token", "shifted_diffusion"])
+def test_a_training_goes_on_with_an_adapter(objective, tmp_path):
+    train_checkpoint(replace(SMALL, objective=objective), tmp_path / "first")
+    further, seen = replace(SMALL, start_from=str(tmp_path / "first")), torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    begun, causal = start(further), objective == "next_token"
+    tokens = torch.tensor([[0, 40, 41, 42 if causal else begun.config.mask_token_id]])
     with torch.no_grad():
-        logits = begun.lm_head(hidden(begun, tokens, torch.ones(4, 4).bool().tril()[None, None]).last_hidden_state)
-        assert (logits - causal(tokens).logits).abs().max() <= 1e-4 * logits.abs().max()
+        logits = begun.lm_head(hidden(begun, tokens, seen.tril() if causal else seen).last_hidden_state)
+        expected = sinkscope.load(tmp_path / "first", dtype="float32").network(tokens).logits
+    assert (logits - expected).abs().max() <= 1e-4 * logits.abs().max()
     train_checkpoint(further, tmp_path / "further")
     assert sinkscope.load(tmp_path / "further").family.name == "dream"
     with pytest.raises(CallError, match="expected an adapter of rank 4"):
         start(replace(further, adaptation=Adaptation(rank=4)))
+
+
+def test_an_adapter_with_a_sink_token_is_not_gone_on_with_in_silence(tmp_path):
+    train_checkpoint(replace(SMALL, sink_token="token"), tmp_path / "first")
+    with pytest.raises(CallError, match="with a sink token"):
+        start(replace(SMALL, start_from=str(tmp_path / "first")))
 
 
 @pytest.mark.parametrize("kind", ["token", "gate"])
@@ -115,9 +123,13 @@ def test_a_sink_token_is_trained_written_and_loaded(kind, tmp_path):
 
 
 def test_masks_and_alignments_that_would_be_lost_are_refused(tmp_path):
-    for change in (Adaptation(block=8), Adaptation(rank=None, align=1.0)):
-        with pytest.raises(CallError, match=r"cannot be loaded again|base as it is"):
-            train_checkpoint(replace(SMALL, adaptation=change), tmp_path / "out")
+    for change, says in (
+        ({"adaptation": Adaptation(block=8)}, "cannot be loaded again"),
+        ({"adaptation": Adaptation(rank=None, align=1.0)}, "base as it is"),
+        ({"adaptation": Adaptation(rank=2, align=1.0), "sink_token": "token"}, "base as it is"),
+    ):
+        with pytest.raises(CallError, match=says):
+            train_checkpoint(replace(SMALL, **change), tmp_path / "out")
 
 
 def test_a_killed_adaptation_resumes_where_it_was(tmp_path):

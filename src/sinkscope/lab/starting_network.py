@@ -126,10 +126,10 @@ def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) ->
 def base_of(recipe: Recipe) -> tuple[str, Path | None]:
     """Return the model whose weights stay frozen, and the folder of the adapter with which the training begins."""
     name = str(recipe.start_from)
-    folder = find_folder(name)
+    folder = find_folder(name, weights=False)
     if recipe.adaptation is None or recipe.adaptation.rank is None or not is_adapter(folder):
         return name, None
-    return base_name(folder), folder
+    return base_name(folder), find_folder(name)
 
 
 def start(recipe: Recipe) -> Any:
@@ -183,7 +183,8 @@ def start(recipe: Recipe) -> Any:
         begun = get_peft_model_state_dict(network, save_embedding_layers=False)
         begun |= {name.removeprefix("base_model.model."): one for name, one in stored.items()}
         try:
-            set_peft_model_state_dict(network, begun)
+            if left := set_peft_model_state_dict(network, begun).unexpected_keys:
+                raise CallError(f"{adapter}: an adapter for another recipe or with a sink token; not used: {left[:2]}")
         except RuntimeError as error:
             expected = f"an adapter of rank {adaptation.rank}, as --rank says"
             raise CallError(f"{adapter}: expected {expected} ({first_line(error)})") from error
