@@ -8,6 +8,7 @@ import torch
 import sinkscope
 from sinkscope.errors import CallError
 from sinkscope.lab.recipes import RECIPES, Adaptation
+from sinkscope.lab.run_folder import read_recipe
 from sinkscope.lab.starting_network import held_out_losses, hidden, save_adapter, seen_keys, start
 from sinkscope.lab.training import train, train_checkpoint
 
@@ -182,9 +183,18 @@ def test_what_a_query_sees():
     [
         (("lab-diffusion", "--rank", "4"), "--rank is not used with lab-diffusion, but with adapted"),
         (("adapted", "--base", "lab-diffusion"), "expected a causal"),
+        (("adapted", "--tokens", "64"), "--tokens: expected 128, one canvas, or more, found 64"),
         (("adapted", "--base", "lab-autoregressive", "--mask-token", "xyz"), "mask token: expected one of"),
     ],
 )
 def test_an_adaptation_that_cannot_be_is_refused(arguments, message, run, tmp_path):
     status, _, err = run("train", *arguments, "--out", tmp_path / "out")
     assert status == 2 and message in err
+
+
+def test_an_update_has_as_many_tokens_as_the_command_says(run, tmp_path):
+    asked = ("--base", "lab-autoregressive", "--rank", "2", "--updates", "1", "--tokens", "256", "--whole-share", "0.5")
+    status, _, err = run("train", "adapted", *asked, "--out", tmp_path / "out")
+    assert status == 0, err
+    recipe = read_recipe(tmp_path / "out")
+    assert (recipe.canvases.tokens, recipe.whole_canvas_share) == (256, 0.5)

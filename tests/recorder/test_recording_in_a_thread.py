@@ -81,9 +81,9 @@ def test_steps_on_a_gpu_are_recorded_as_on_the_cpu_however_slow_both_streams_are
     """Layers are stacked late and each copy begins late behind that: what is read too early, or given back, differs."""
     stack = step_recorder.stack_layers
 
-    def late(layers, causal, blocks):
+    def late(*given):
         torch.cuda._sleep(50_000_000)  # cycles
-        return stack(layers, causal, blocks)
+        return stack(*given)
 
     class Slow(torch.cuda.Stream):
         def wait_stream(self, stream):

@@ -37,6 +37,8 @@ class Train(Command):
         mask_token: an unused token of its tokenizer, which becomes the mask.
         align: weight of the distance between its hidden states and the causal model's.
         anneal: updates over which later tokens are let in.
+        tokens: of an update; a GPU takes many at once, a CPU learns more from many small updates.
+        whole_share: share of the canvases in which questions are masked too, not only answers.
         no_shift: reads each masked token at its own place, not one to the left.
         first_alone: lets the first token see only itself, as in a causal model, which keeps its sink.
         watch: measures the network's sinks after each so many updates, into OUT/watch, for `sinkscope watch-training`.
@@ -55,6 +57,8 @@ class Train(Command):
     mask_token: Annotated[str | None, default_is("SmolLM2's <reponame>")] = None
     align: Annotated[float | None, default_is("0")] = None
     anneal: Annotated[int | None, default_is("0")] = None
+    tokens: Annotated[int | None, default_is("1,024")] = None
+    whole_share: Annotated[float | None, default_is("0.02")] = None
     no_shift: Switch = False
     first_alone: Switch = False
     watch: Annotated[int | None, default_is("never")] = None
@@ -97,7 +101,7 @@ class Train(Command):
     def _adapted(self, recipe: Any) -> Any:
         if recipe.adaptation is None:
             self.refuse(
-                "rank mask_token align anneal base no_shift first_alone", f"with {recipe.name}, but with adapted"
+                "rank mask_token align anneal tokens whole_share base no_shift first_alone", f"with {recipe.name}, but with adapted"
             )
             return recipe
         given = self._given("rank", "mask_token", "align", "anneal")
@@ -108,7 +112,12 @@ class Train(Command):
         objective = "masked_diffusion" if self.no_shift else recipe.objective
         changed = dataclasses.replace(recipe.adaptation, first_alone=self.first_alone, **given)
         start = self.base or recipe.start_from
-        return dataclasses.replace(recipe, adaptation=changed, objective=objective, start_from=start)
+        mix = dataclasses.replace(recipe.canvases, **self._given("tokens"))
+        if mix.tokens < (length := max(mix.lengths)):
+            raise CallError(f"--tokens: expected {length}, one canvas, or more, found {mix.tokens}")
+        share = recipe.whole_canvas_share if self.whole_share is None else self.whole_share
+        given = {"adaptation": changed, "canvases": mix, "whole_canvas_share": share}
+        return dataclasses.replace(recipe, objective=objective, start_from=start, **given)
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
