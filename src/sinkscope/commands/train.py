@@ -101,7 +101,8 @@ class Train(Command):
     def _adapted(self, recipe: Any) -> Any:
         if recipe.adaptation is None:
             self.refuse(
-                "rank mask_token align anneal tokens whole_share base no_shift first_alone", f"with {recipe.name}, but with adapted"
+                "rank mask_token align anneal tokens whole_share base no_shift first_alone",
+                f"with {recipe.name}, but with adapted",
             )
             return recipe
         given = self._given("rank", "mask_token", "align", "anneal")
