@@ -1,7 +1,7 @@
 import pytest
 from seeded_models import seeded_model
 
-from sinkscope.decoding import AutoregressiveSettings, LLaDASettings, SettingsError, resolve_settings
+from sinkscope.decoding import AutoregressiveSettings, LLaDASettings, SettingsError, generate, resolve_settings
 from sinkscope.errors import CallError
 from sinkscope.models import FAMILIES
 
@@ -58,3 +58,18 @@ def test_length_alone_sets_steps_and_block(given, length, steps, block):
     settings = resolve_settings(LLADA, **given)
     assert (settings.length, settings.steps, settings.block) == (length, steps, block)
     assert settings.most_calls == steps
+
+
+@pytest.mark.parametrize(("eps", "expected"), [(1e-3, [0, 1, 1, 1, 1, 1, 1, 2]), (-1e-4, [1] * 8)])
+def test_dream_commits_the_last_two_tokens_together_unless_eps_lies_below_zero(eps, expected):
+    model, left = seeded_model("dream"), [8]
+    generate(
+        model,
+        [5, 9, 11],
+        length=8,
+        steps=8,
+        algorithm="maskgit_plus",
+        eps=eps,
+        on_step=lambda step: left.append(int((step.tokens == model.card.mask_id).sum())),
+    )
+    assert [before - after for before, after in zip(left, left[1:], strict=False)] == expected

@@ -18,7 +18,8 @@ RANGES = {
     **dict.fromkeys(("length", "steps", "block", "block_steps", "small_block"), (1, inf)),
     **dict.fromkeys(("temperature", "alg_temp", "guidance"), (0, 1000)),
     "top_k": (0, inf),
-    **dict.fromkeys(("top_p", "eps", "threshold", "factor"), (0, 1)),
+    **dict.fromkeys(("top_p", "threshold", "factor"), (0, 1)),
+    "eps": (-0.01, 1),
 }
 """Least and largest value of each setting; beyond them a sampler would write something else, without an error."""
 
@@ -177,7 +178,8 @@ class OpenDLLMSettings(Settings):
             least entropy (entropy), or all, while the least probable tokens are masked again (Open-dLLM's p2).
         alg_temp: draws positions by confidence / alg_temp, Dream from its softmax, Open-dLLM with Gumbel noise; 0 takes
             the most confident ones. Not used by origin and p2.
-        eps: the last of the time steps, which run evenly from 1.
+        eps: the last of the time steps, which run evenly from 1; from 0 on the last two tokens come together even with a
+            step for each, at -1e-4 one at a time.
     """
 
     length: int = 20
