@@ -1,11 +1,10 @@
 """What an extra sink token gives SmolLM2 on its way to a diffusion model, and what it costs to hide it.
 
-Claim     One token that sees only itself and is seen by all steadies the sinks (arXiv 2605.03524, paper 2).
-Command   sinkscope train adapted --data gsm8k-text.jsonl --rank 4 --tokens 8192 --updates 150 --device cuda --out none
-          and, beside it, --first-alone --out alone, --sink-token token --out token, and so on; then
-          python experiments/sink_token_arms.py none alone token … --texts gsm8k-test.jsonl
-Cost      on an H200 half a minute an arm; the measurement two minutes of two CPU cores an arm.
-Expected  A lower loss, and a model that comes to need its sink.
+Claim     A sink token lowers the loss, and the model comes to need it (after arXiv 2601.19657).
+Command   python experiments/sink_token_arms.py FOLDER… --texts gsm8k-test.jsonl, of folders that results/adaptation says
+          how to train
+Cost      on an H200 half a minute an arm; the measurement ten minutes of a CPU core an arm.
+Expected  As claimed.
 Found     See results/adaptation.
 
 Each window of held-out text is predicted at three masked shares, once, with the same masks in all arms and rules.

@@ -182,6 +182,7 @@ def test_what_a_query_sees():
     ("arguments", "message"),
     [
         (("lab-diffusion", "--rank", "4"), "--rank is not used with lab-diffusion, but with adapted"),
+        (("adapted-causal", "--no-shift"), "--no-shift is not used with adapted-causal, but with adapted"),
         (("adapted", "--base", "lab-diffusion"), "expected a causal"),
         (("adapted", "--tokens", "64"), "--tokens: expected 128, one canvas, or more, found 64"),
         (("adapted", "--base", "lab-autoregressive", "--mask-token", "xyz"), "mask token: expected one of"),

@@ -113,6 +113,9 @@ class Train(Command):
         objective = "masked_diffusion" if self.no_shift else recipe.objective
         changed = dataclasses.replace(recipe.adaptation, first_alone=self.first_alone, **given)
         start = self.base or recipe.start_from
+        if recipe.objective == "next_token":
+            unused = "mask_token align anneal whole_share no_shift first_alone"
+            self.refuse(unused, f"with {recipe.name}, but with adapted")
         mix = dataclasses.replace(recipe.canvases, **self._given("tokens"))
         if mix.tokens < (length := max(mix.lengths)):
             raise CallError(f"--tokens: expected {length}, one canvas, or more, found {mix.tokens}")
