@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from seeded_models import seeded_model
 
@@ -72,4 +74,4 @@ def test_dream_commits_the_last_two_tokens_together_unless_eps_lies_below_zero(e
         eps=eps,
         on_step=lambda step: left.append(int((step.tokens == model.card.mask_id).sum())),
     )
-    assert [before - after for before, after in zip(left, left[1:], strict=False)] == expected
+    assert [before - after for before, after in pairwise(left)] == expected

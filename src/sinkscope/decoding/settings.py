@@ -178,8 +178,8 @@ class OpenDLLMSettings(Settings):
             least entropy (entropy), or all, while the least probable tokens are masked again (Open-dLLM's p2).
         alg_temp: draws positions by confidence / alg_temp, Dream from its softmax, Open-dLLM with Gumbel noise; 0 takes
             the most confident ones. Not used by origin and p2.
-        eps: the last of the time steps, which run evenly from 1; from 0 on the last two tokens come together even with a
-            step for each, at -1e-4 one at a time.
+        eps: the last of the time steps, which run evenly from 1; from 0 on the last two tokens come together, even with
+            a step for each, at -1e-4 one by one.
     """
 
     length: int = 20
