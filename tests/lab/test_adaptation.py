@@ -193,9 +193,9 @@ def test_an_adaptation_that_cannot_be_is_refused(arguments, message, run, tmp_pa
     assert status == 2 and message in err
 
 
-def test_an_update_has_as_many_tokens_as_the_command_says(run, tmp_path):
+def test_an_adaptation_trains_as_the_command_says(run, tmp_path):
     asked = ("--base", "lab-autoregressive", "--rank", "2", "--updates", "1", "--tokens", "256", "--whole-share", "0.5")
-    status, _, err = run("train", "adapted", *asked, "--out", tmp_path / "out")
+    status, _, err = run("train", "adapted", *asked, "--learning-rate", "1e-4", "--out", tmp_path / "out")
     assert status == 0, err
     recipe = read_recipe(tmp_path / "out")
-    assert (recipe.canvases.tokens, recipe.whole_canvas_share) == (256, 0.5)
+    assert (recipe.canvases.tokens, recipe.whole_canvas_share, recipe.learning_rate) == (256, 0.5, 1e-4)

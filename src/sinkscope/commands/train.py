@@ -29,6 +29,7 @@ class Train(Command):
         out: folder for the checkpoint.
         updates: optimiser steps.
         seed: of the weights, the data and the masks.
+        learning_rate: its peak, between a warm-up and a cosine.
         compile: compiles the layers, which is faster, needs a C++ compiler and rounds differently.
         data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder.
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
@@ -48,6 +49,7 @@ class Train(Command):
     out: Path
     updates: Annotated[int | None, default_is("the recipe's")] = None
     seed: Annotated[int | None, default_is("the recipe's")] = None
+    learning_rate: Annotated[float | None, default_is("the recipe's")] = None
     device: Device = "cpu"
     compile: Switch = False
     data: Annotated[Path | None, default_is("the lab's")] = None
@@ -75,7 +77,9 @@ class Train(Command):
             raise CallError(f"no recipe {self.recipe!r}; expected one of {', '.join(RECIPES)}")
         if self.sink_token is not None:
             variant_of(self.sink_token)  # an unknown name is refused before anything is read
-        given = self._given("updates", "seed", "sink_token") | ({"compile": True} if self.compile else {})
+        given = self._given("updates", "seed", "learning_rate", "sink_token") | (
+            {"compile": True} if self.compile else {}
+        )
         recipe, texts = self._adapted(dataclasses.replace(RECIPES[self.recipe], **given)), read_data(self.data)
         every, folder = self.watch, self.out / "watch"
         if every is not None:
