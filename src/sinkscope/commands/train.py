@@ -38,7 +38,7 @@ class Train(Command):
         mask_token: an unused token of its tokenizer, which becomes the mask.
         align: weight of the distance between its hidden states and the causal model's.
         anneal: updates over which later tokens are let in.
-        tokens: of an update; a GPU takes many at once, a CPU learns more from many small updates.
+        tokens: of an update; several thousand suit a GPU.
         whole_share: share of the canvases in which questions are masked too, not only answers.
         no_shift: reads each masked token at its own place, not one to the left.
         first_alone: lets the first token see only itself, as in a causal model, which keeps its sink.

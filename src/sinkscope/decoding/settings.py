@@ -19,7 +19,7 @@ RANGES = {
     **dict.fromkeys(("temperature", "alg_temp", "guidance"), (0, 1000)),
     "top_k": (0, inf),
     **dict.fromkeys(("top_p", "threshold", "factor"), (0, 1)),
-    "eps": (-0.01, 1),
+    "eps": (-1e-4, 1),  # below, a time step of a usual schedule would be 0
 }
 """Least and largest value of each setting; beyond them a sampler would write something else, without an error."""
 
