@@ -29,12 +29,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from _lab_runs import MAIN, RUNS, THRESHOLDS, Run, analysis, untrained
 from _nulls import Kind
-from claims_page import FAMILY, RESULTS, command_of, shown
+from claims_page import FAMILY, PAIR, RESULTS, command_of, shown
 from scipy.special import stdtrit
 
 from sinkscope.statistics import Threshold, definition_of
@@ -68,7 +69,7 @@ class Number:
     def words(self) -> str:
         """For the page."""
         place = ", ".join(str(value) for _, value in self.at)
-        return f"`{self.statistic}`{f' ({place})' if place else ''}, {self.run}"
+        return f"`{self.statistic}`{f' ({place})' if place else ''}, {RUNS[self.run].name}"
 
     @property
     def has_threshold(self) -> bool:
@@ -305,19 +306,25 @@ def read_part(part: Part, prompts: int, shots: Collection[int]) -> dict[str, Any
     return result_of(part, found, "moves" if averaged else definition_of(part.number.statistic).unit)
 
 
-def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int) -> dict[str, Any]:
-    """Write a claim's result and print it."""
+def store(
+    claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int, folder: Path = RESULTS
+) -> dict[str, Any]:
+    """Write a claim's result and print it; of the pair without limits, which speak of the lab's models."""
     verdict = verdict_of([part["verdict"] for part in parts if part["decides"]])
     document = {
-        **{name: value for name, value in asdict(claim).items() if name != "parts"},
-        "command": command_of(claim.name),
+        **{
+            name: value
+            for name, value in asdict(claim).items()
+            if name != "parts" and not (folder == PAIR and name == "limits")
+        },
+        "command": command_of(claim.name, folder),
         "prompts": prompts,
         "runs": {run.name: run.command for run in runs},
         "parts": list(parts),
         "verdict": verdict,
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{claim.name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{claim.name}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     print(
         f"{claim.title} ({claim.source})\nclaim     {claim.says}\ncommand   {document['command']}\nexpected  {claim.expected}"
     )
@@ -330,9 +337,13 @@ def store(claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], pr
 
 
 def report(
-    claim: Claim, prompts: int, shots: Collection[int], read: Callable[..., dict[str, Any]] = read_part
+    claim: Claim,
+    prompts: int,
+    shots: Collection[int],
+    read: Callable[..., dict[str, Any]] = read_part,
+    folder: Path = RESULTS,
 ) -> dict[str, Any]:
     """Measure the parts of a claim, store and print them."""
     numbers = [one for part in claim.parts for one in (part.number, part.minus) if one is not None]
     runs = [RUNS[name] for name in dict.fromkeys(one.run for one in numbers)]
-    return store(claim, [read(part, prompts, shots) for part in claim.parts], runs, prompts)
+    return store(claim, [read(part, prompts, shots) for part in claim.parts], runs, prompts, folder)

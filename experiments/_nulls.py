@@ -21,6 +21,12 @@ Kind = Literal["keys", "steps", "rows"]
 STEPS = [8, 32, 56]
 
 
+def scores_of(call: LayerCall) -> torch.Tensor:
+    """Return the scores [head, query, key] of the first row of a call, before the softmax."""
+    keys = call.key[0].repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=0)
+    return call.query[0] @ keys.mT / call.query.shape[-1] ** 0.5
+
+
 class _Rows(Watcher):
     """The columns of every layer of a call, had each query's attention gone to other keys."""
 
@@ -28,7 +34,7 @@ class _Rows(Watcher):
         self.columns: list[np.ndarray] = []
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        maps = torch.softmax(call.query[0] @ call.key[0].mT / call.query.shape[-1] ** 0.5, dim=-1)
+        maps = torch.softmax(scores_of(call), dim=-1)
         self.columns.append(maps.float().gather(-1, torch.rand(maps.shape).argsort(-1)).sum(dim=-2).numpy())
 
 

@@ -19,6 +19,7 @@ import torch
 from _claims import MAIN, Claim, Number, Part, interval, result_of, text_of
 from _lab_runs import RUNS, WORK, load, trace
 from _mixing import attention_variance, effective_rank, mean_cosine, perturbation_spread
+from _nulls import scores_of
 from torch import Tensor
 
 import sinkscope
@@ -44,7 +45,7 @@ class Seen(Watcher):
         self.hidden: dict[str, Tensor] = {}
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
-        scores = call.query[0] @ call.key[0].mT / call.query.shape[-1] ** 0.5
+        scores = scores_of(call)
         hidden = columns.sums[:, :, 0] == 0  # a key that is taken away receives nothing
         self.hidden[call.name] = hidden
         self.variances.append(
@@ -74,9 +75,11 @@ def states(model: Any, tokens: Tensor) -> tuple[np.ndarray, Seen]:
 
 def measured(shots: int, number: int, redrawn: bool = False) -> dict[str, dict[str, float]]:
     """Return ``{rule: {measure: mean over layers and steps}}`` of one prompt."""
-    path = WORK / f"{'redrawn-' if redrawn else ''}over-mixing" / f"{shots}-shots" / f"{number:06d}.json"
+    run = RUNS["blocks-of-16"]
+    folder = WORK / f"{'redrawn-' if redrawn else ''}over-mixing-{run.name}"
+    path = folder / f"{shots}-shots" / f"{number:06d}.json"
     if not path.exists():
-        model, written = load("lab-diffusion", redrawn), trace(RUNS["blocks-of-16"], shots, number)
+        model, written = load(run.model, redrawn, run.scale), trace(run, shots, number)
         rng = np.random.default_rng(number)
         rows: dict[str, list[dict[str, float]]] = {rule: [] for rule in RULES}
         for step in STEPS:

@@ -3,7 +3,7 @@
 Command   python experiments/claims.py [NAME…] [--prompts 48] [--shots 0 1 2 5]; all of them without a name
 Cost      with its nulls about a quarter of an hour of one core for 12 prompts and --shots 0 5, eight times that in
           full, and two trainings of 13 minutes for learned-positions; the same command goes on after a kill. Traces of
-          10 GB under ``$SINKSCOPE_WORK``.
+          10 GB under ``$SINKSCOPE_WORK``. With --pair an hour of one core for 12 prompts.
 """
 
 import _claims_on_movement
@@ -11,9 +11,9 @@ import _claims_on_placement
 import _learned_positions
 import _over_mixing
 from _claims import read_part, report
-from _lab_runs import PROMPTS, SHOTS
+from _lab_runs import PROMPTS, SHOTS, use_pair
 from _settings import Arguments, run_script
-from claims_page import ORDER, write
+from claims_page import ORDER, PAIR, RESULTS, write
 
 READERS = {claim.name: (claim, read_part) for claim in (*_claims_on_placement.CLAIMS, *_claims_on_movement.CLAIMS)}
 READERS |= {module.CLAIM.name: (module.CLAIM, module.read) for module in (_over_mixing, _learned_positions)}
@@ -25,12 +25,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ORDER)}")
     parser.add_argument("--prompts", type=int, default=PROMPTS)
     parser.add_argument("--shots", type=int, nargs="*", choices=SHOTS, default=SHOTS)
+    parser.add_argument("--pair", action="store_true", help="SmolLM2 and its sibling in place of the lab's models")
     arguments = parser.parse_args()
-    for name in arguments.names or ORDER:
-        if name not in READERS:
-            parser.error(f"no claim {name}; expected some of {', '.join(ORDER)}")
-        report(READERS[name][0], arguments.prompts, arguments.shots, READERS[name][1])
-        write()
+    folder, order = RESULTS, ORDER
+    if arguments.pair:
+        use_pair()
+        folder, order = PAIR, tuple(name for name in ORDER if name not in ("drift", "learned-positions"))
+    for name in arguments.names or order:
+        if name not in READERS or name not in order:
+            parser.error(f"no claim {name}; expected some of {', '.join(order)}")
+        report(READERS[name][0], arguments.prompts, arguments.shots, READERS[name][1], folder)
+        write(folder)
 
 
 if __name__ == "__main__":

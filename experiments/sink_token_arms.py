@@ -3,21 +3,24 @@
 Claim     A sink token lowers the loss, and the model comes to need it (after arXiv 2601.19657).
 Command   python experiments/sink_token_arms.py FOLDER… --texts gsm8k-test.jsonl, of folders that results/adaptation says
           how to train
-Cost      on an H200 half a minute an arm; the measurement ten minutes of a CPU core an arm.
+Cost      on an H200 half a minute an arm; the measurement ten minutes of a CPU core an arm, moves five.
 Expected  As claimed.
 Found     See results/adaptation.
 
 Each window of held-out text is predicted at three masked shares, once, with the same masks in all arms and rules.
+Moves are those of each arm's own answers, 32 tokens in 32 steps, to the first problems among the texts.
 """
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from _settings import Arguments, run_script
+from sink_token_movement import moves
 
 import sinkscope
 from sinkscope.evaluation.text_likelihood import read_texts
@@ -57,16 +60,28 @@ def measure(folder: Path, texts: list[str], windows: int) -> dict[str, Any]:
     return found
 
 
+def moves_of_answers(folder: Path, texts: list[str]) -> list[dict[str, float]]:
+    """Return how the main sinks among the text's keys move while each problem is answered."""
+    model = sinkscope.load(str(folder), dtype=torch.float32)
+    with TemporaryDirectory() as traces, sinkscope.recording(model, out=traces, numbered=True):
+        for text in texts:
+            sinkscope.generate(model, text[: text.index("Answer:") + 7], length=32, steps=32)
+        return [moves(trace) for trace in sinkscope.open_traces(traces)]
+
+
 def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--texts", type=Path, required=True, help="JSON lines {text}, which no arm was trained on")
     parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=12, help="problems whose answers tell how sinks move")
     parser.add_argument("--out", type=Path, default=FILE)
     given = parser.parse_args()
     rows = json.loads(given.out.read_text()) if given.out.exists() else {}
     for folder in given.folders:
-        rows[folder.name] = measure(folder, read_texts(given.texts), given.windows)
+        texts = read_texts(given.texts)
+        rows[folder.name] = measure(folder, texts, given.windows)
+        rows[folder.name]["moves"] = moves_of_answers(folder, texts[: given.prompts])
         given.out.write_text(json.dumps(rows, separators=(",", ":")) + "\n")
         plain = rows[folder.name]["none 0.5"]["nats"]
         print(folder.name, f"{sum(plain) / len(plain):.3f} nats a token, half of them masked", flush=True)

@@ -1,8 +1,9 @@
 """Which of a causal model's sinks are left, layer by layer, when its network looks both ways, before and after training.
 
 Claim     Diffusion models have sinks of their own kind (arXiv 2510.15731).
-Command   python experiments/sinks_by_layer.py --texts gsm8k-test.jsonl
-Cost      ten minutes of one core.
+Command   python experiments/sinks_by_layer.py --texts gsm8k-test.jsonl smollm2-problems-diffusion ARM…, arms as in
+          results/adaptation
+Cost      two minutes of one core, and twenty seconds for each further model.
 Expected  SmolLM2 has one kind of sink, on its first token; looking both ways removes it; training makes others.
 Found     Not so: see results/adaptation.
 
@@ -24,6 +25,8 @@ from torch import Tensor
 import sinkscope
 from sinkscope.attention import Columns, LayerCall, Watcher, subscribed
 from sinkscope.evaluation.text_likelihood import read_texts
+from sinkscope.lab.run_folder import held_out_rows, network_at, open_run
+from sinkscope.lab.starting_network import seen_keys
 from sinkscope.statistics.intervals import interval_of_means
 
 FOLDER = Path(__file__).parents[1] / "results" / "adaptation"
@@ -33,29 +36,37 @@ LABELS = {"causal": "causal (SmolLM2)", "both ways": "both ways, untrained", "tr
 
 
 class Largest(Watcher):
-    """Keeps each head's largest share and its position, and the first token's share: [row, head] of every layer."""
+    """Keeps each head's largest share, its position, and the shares of the first token and of a sink token: [row, head]
+    of every layer.
+    """
 
     def __init__(self) -> None:
-        self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.seen: list[tuple[Tensor, ...]] = []
 
     def watch(self, call: LayerCall, columns: Columns) -> None:
         shares = columns.sums[:, :, call.groups.index("all")] / LENGTH
-        self.seen.append((*shares.max(-1), shares[..., 0]))
+        prefix = (
+            torch.zeros_like(shares[..., 0]) if columns.prefix is None else columns.prefix[:, :, 0].sum(-1) / LENGTH
+        )
+        self.seen.append((*shares.max(-1), shares[..., 0], prefix))
 
 
 @torch.no_grad()
-def look(network: Any, tokens: Tensor) -> dict[str, Tensor]:
-    """Return the largest share and its key, the first token's share [row, layer, head], and the largest hidden norm
-    over the median, of each layer's input [row, layer].
+def look(network: Any, tokens: Tensor, seen: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the largest share and its key, the first token's share and the sink token's [row, layer, head], and the
+    largest hidden norm over the median, of each layer's input [row, layer]; ``seen``: a mask of attention.
     """
     parts: list[tuple[Tensor, ...]] = []
     for rows in tokens.split(BATCH):
         with subscribed(network, largest := Largest()):
-            states = network.model(input_ids=rows, use_cache=False, output_hidden_states=True).hidden_states
+            given = {} if seen is None else {"attention_mask": torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)}
+            states = network.model(input_ids=rows, use_cache=False, output_hidden_states=True, **given).hidden_states
         norms = torch.stack(states[:-1], 1).norm(dim=-1)
         found = [torch.stack(one, 1) for one in zip(*largest.seen, strict=True)]
         parts.append((*found, norms.amax(-1) / norms.median(-1).values))
-    return dict(zip(("share", "key", "first", "norm"), map(torch.cat, zip(*parts, strict=True)), strict=True))
+    return dict(
+        zip(("share", "key", "first", "sink token", "norm"), map(torch.cat, zip(*parts, strict=True)), strict=True)
+    )
 
 
 def untrained(causal: Any, trained: str) -> Any:
@@ -82,6 +93,7 @@ def summary(found: dict[str, Tensor], causal: Tensor, tokens: Tensor, decode: An
             {
                 "share": _mean(found["share"][:, layer].mean(-1)),
                 "first": _mean(found["first"][:, layer].mean(-1)),
+                "sink token": _mean(found["sink token"][:, layer].mean(-1)),
                 "heads over .3": round(float((found["share"][:, layer].mean(0) > 0.3).float().mean()), 3),
                 "norm over median": _mean(found["norm"][:, layer]),
                 "same as causal": _mean(same[:, layer].mean(-1)),
@@ -92,33 +104,81 @@ def summary(found: dict[str, Tensor], causal: Tensor, tokens: Tensor, decode: An
     return {"layers": layers}
 
 
+def along(folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
+    """Return what stands in layers 12 to 29 at each snapshot of a training, under that update's own mask of attention,
+    on held-out canvases of its own kind.
+    """
+    run, rows = open_run(folder), []
+    canvases, _ = held_out_rows(run.recipe, tokenizer, None, 16)
+    tokens = torch.from_numpy(np.stack([one[:LENGTH] for one in canvases]))
+    chosen = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    chosen[:, 0] = False
+    for update in sorted(run.weights):
+        network = network_at(run, update, tokenizer)
+        text = tokens.masked_fill(chosen, network.config.mask_token_id)
+        found = look(network, text, seen_keys(run.recipe.adaptation, LENGTH, update))
+        keys = text[:, None, None].expand(-1, *found["key"].shape[1:], -1).gather(-1, found["key"][..., None])[:, 12:]
+        kinds, counts = keys.unique(return_counts=True)
+        order = counts.argsort(descending=True)[:3]
+        rows.append(
+            {
+                "update": update,
+                **{name: _mean(found[name][:, 12:].mean((1, 2))) for name in ("share", "first")},
+                "norm over median": _mean(found["norm"][:, 12:].amax(-1)),
+                "tokens": {
+                    tokenizer.decode(int(kinds[one])): round(float(counts[one]) / keys.numel(), 3) for one in order
+                },
+            }
+        )
+        print(folder.name, rows[-1], flush=True)
+    return rows
+
+
 def _mean(values: Tensor) -> list[float]:
     found = interval_of_means(values.double().numpy()[:, None])
     return [round(float(one[0]), 4) for one in (found.mean, found.low, found.high)]
 
 
-def draw(rows: dict[str, Any], path: Path) -> None:
-    """Draw the largest key's share and the largest norm of each layer."""
-    fig, axes = plt.subplots(1, 2, figsize=(9.5, 3.1), layout="constrained")
+def draw(rows: dict[str, Any], runs: dict[str, Any], path: Path) -> None:
+    """Draw the largest key's share and the largest norm of each layer; and what stands in layers 12 to 29 along the
+    first two runs.
+    """
+    fig, axes = plt.subplots(1, 3, figsize=(12.5, 3.1), layout="constrained", width_ratios=(1, 1, 1.1))
     for axis, key, title in (
-        (axes[0], "share", "largest key of a head: share of the attention"),
+        (axes[0], "share", "attention on each head's largest key"),
         (axes[1], "norm over median", "largest hidden norm over the median"),
     ):
         for name, colour in COLOURS.items():
             mean, low, high = np.array([layer[key] for layer in rows[name]["layers"]]).T
             axis.plot(mean, color=colour, marker="o", markersize=3, label=LABELS[name])
             axis.fill_between(range(len(mean)), low, high, color=colour, alpha=0.2, linewidth=0)
-        axis.set_title(title, fontsize=10, loc="left")
         axis.set_xlabel("layer")
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_title(title, fontsize=10, loc="left")
+    for (name, run), colour in zip(list(runs.items())[:2], ("#009e73", "#0072b2"), strict=False):
+        for key, line in (("share", "-"), ("first", ":")):
+            mean, low, high = np.array([row[key] for row in run]).T
+            updates = [row["update"] for row in run]
+            label = f"{name.replace('-', ' ')}{': the first token' if key == 'first' else ''}"
+            axes[2].plot(updates, mean, line, color=colour, marker="o", markersize=3, label=label)
+            axes[2].fill_between(updates, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes[2].set_xscale("symlog", linthresh=1)
+    axes[2].set_xticks([0, 1, 10, 100], ["0", "1", "10", "100"])
+    axes[2].set_xlabel("update")
+    axes[2].set_title("layers 12 to 29: largest key, as attention opens", fontsize=10, loc="left")
     axes[0].set_ylim(0, 1)
+    axes[2].set_ylim(0, 0.6)
     axes[1].set_yscale("log")
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(fontsize=8, frameon=False, loc="upper left")
+    axes[2].legend(fontsize=8, frameon=False, loc="upper right", ncols=2)
     fig.savefig(path, dpi=130)
 
 
 def main() -> None:
     parser = Arguments(__doc__)
+    parser.add_argument("more", nargs="*", help="further diffusion models that were made of SmolLM2")
+    parser.add_argument("--runs", nargs="*", type=Path, default=[], help="folders of trainings with snapshots")
     parser.add_argument("--texts", type=Path, required=True, help="JSON lines {text}, which no model was trained on")
     parser.add_argument("--windows", type=int, default=32)
     parser.add_argument("--out", type=Path, default=FOLDER / "sinks-by-layer.json")
@@ -137,13 +197,16 @@ def main() -> None:
         ("causal", causal, tokens),
         ("both ways", both, masked),
         ("trained", trained, masked),
+        *((Path(name).name, sinkscope.load(name, dtype=torch.float32), masked) for name in given.more),
     ):
         found = look(model.network, text)
         keys = found["key"] if name == "causal, masked text" else keys
         rows[name] = summary(found, keys, text, causal.tokenizer.decode)
         print(name, [round(layer["share"][0], 2) for layer in rows[name]["layers"]], flush=True)
-    given.out.write_text(json.dumps({"windows": given.windows, "rows": rows}, ensure_ascii=False) + "\n")
-    draw(rows, given.figure)
+    runs = {folder.name: along(folder, causal.tokenizer) for folder in given.runs}
+    document = {"windows": given.windows, "rows": rows, "runs": runs}
+    given.out.write_text(json.dumps(document, ensure_ascii=False) + "\n")
+    draw(rows, runs, given.figure)
 
 
 if __name__ == "__main__":

@@ -169,24 +169,34 @@ def test_a_part_is_stored_with_every_length_and_threshold(planted):
 
 
 def test_parts_beside_have_no_say(planted, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(_claims, "RESULTS", tmp_path)
     monkeypatch.setattr(_claims, "THRESHOLDS", (MAIN,))
     good = Part("good", Number("two", "movement.drift"), "above", 0.0, "word")
     bad = Part("bad", Number("two", "movement.drift"), "below", -99.0)
     claim = Claim("name", "Title", "§0", "says", "expected", "limits", (good, bad))
-    document = store(claim, [read_part(part, 7, (0, 5)) for part in claim.parts], [_claims.RUNS["two"]], 7)
+    document = store(claim, [read_part(part, 7, (0, 5)) for part in claim.parts], [_claims.RUNS["two"]], 7, tmp_path)
     assert [part["verdict"] for part in document["parts"]] == ["holds", "does not hold"]
     assert document["verdict"] == "holds"
     assert json.loads((tmp_path / "name.json").read_text()) == document
     assert "verdict   holds" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", claims_page.ORDER)
-def test_a_stored_result_is_of_the_claim_as_it_stands(name):
+PAIR_ORDER = [name for name in claims_page.ORDER if name not in ("drift", "learned-positions")]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [(claims_page.RESULTS, name) for name in claims_page.ORDER] + [(claims_page.PAIR, name) for name in PAIR_ORDER],
+)
+def test_a_stored_result_is_of_the_claim_as_it_stands(folder, name, monkeypatch):
     """A bound that is changed after a run no longer fits what was stored; every verdict follows from the intervals."""
-    document, (claim, _) = claims_page.read()[name], claims.READERS[name]
-    for key in ("name", "title", "source", "says", "expected", "limits"):
+    document, (claim, _) = json.loads((folder / f"{name}.json").read_text()), claims.READERS[name]
+    if folder == claims_page.PAIR:
+        for run in _lab_runs.RUNS:  # restored when the test ends
+            monkeypatch.setitem(_lab_runs.RUNS, run, _lab_runs.RUNS[run])
+        _lab_runs.use_pair()
+    for key in ("name", "title", "source", "says", "expected"):
         assert document[key] == getattr(claim, key)
+    assert document.get("limits") == (None if folder == claims_page.PAIR else claim.limits)
     for part, stated in zip(document["parts"], claim.parts, strict=True):
         assert part["expected"] == f"{stated.wanted} {stated.bound:g}"
         told = stated.number.words + (f" minus {stated.minus.words}" if stated.minus else "")
