@@ -141,7 +141,7 @@ def _mean(values: Tensor) -> list[float]:
 
 def draw(rows: dict[str, Any], runs: dict[str, Any], path: Path) -> None:
     """Draw the largest key's share and the largest norm of each layer; and what stands in layers 12 to 29 along the
-    first two runs.
+    runs, with the first token's share of the first one.
     """
     fig, axes = plt.subplots(1, 3, figsize=(12.5, 3.1), layout="constrained", width_ratios=(1, 1, 1.1))
     for axis, key, title in (
@@ -154,8 +154,8 @@ def draw(rows: dict[str, Any], runs: dict[str, Any], path: Path) -> None:
             axis.fill_between(range(len(mean)), low, high, color=colour, alpha=0.2, linewidth=0)
         axis.set_xlabel("layer")
         axis.set_title(title, fontsize=10, loc="left")
-    for (name, run), colour in zip(list(runs.items())[:2], ("#009e73", "#0072b2"), strict=False):
-        for key, line in (("share", "-"), ("first", ":")):
+    for (name, run), colour in zip(runs.items(), ("#009e73", "#0072b2", "#cc79a7", "#999999"), strict=False):
+        for key, line in (("share", "-"), ("first", ":")) if run is next(iter(runs.values())) else (("share", "-"),):
             mean, low, high = np.array([row[key] for row in run]).T
             updates = [row["update"] for row in run]
             label = f"{name.replace('-', ' ')}{': the first token' if key == 'first' else ''}"
@@ -171,7 +171,7 @@ def draw(rows: dict[str, Any], runs: dict[str, Any], path: Path) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(fontsize=8, frameon=False, loc="upper left")
-    axes[2].legend(fontsize=8, frameon=False, loc="upper right", ncols=2)
+    axes[2].legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
     fig.savefig(path, dpi=130)
 
 
