@@ -92,6 +92,7 @@ def pair_rounds() -> list[Round]:
         Round(d, sums, ["none", "top:1", "random:1@seed=0", "rowmass:1@seed=0", *tops[1:], *first[2:]], 303),
         Round(a, sums, [one for rule in drawn for one in seeded(f"{rule}{last}")], 303),
         Round(d, sums, [one for rule in drawn for one in seeded(rule) if one not in first], 303),
+        Round(d, sums, ["top:1@layers=3-10", "top:1@layers=11-29"], 303),
         Round(a, "lab-arith", ["none"], 300, 0),
         Round(d, "lab-arith", ["none"], 100, 0),
         Round(a, sums, tops, 303),
