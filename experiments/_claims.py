@@ -288,7 +288,7 @@ def result_of(part: Part, found: Mapping[int, Mapping[str, Beside]], unit: str) 
 
 def _stored(found: Found) -> dict[str, float | None]:
     names = zip(("value", "low", "high"), found[:3], strict=True)
-    return {name: None if np.isnan(number) else float(f"{number:.4g}") for name, number in names}
+    return {name: None if np.isnan(number) else float(f"{number:.6g}") for name, number in names}
 
 
 def read_part(part: Part, prompts: int, shots: Collection[int]) -> dict[str, Any]:
