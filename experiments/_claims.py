@@ -35,7 +35,7 @@ from typing import Any, Literal
 import numpy as np
 from _lab_runs import MAIN, RUNS, THRESHOLDS, Run, analysis, untrained
 from _nulls import Kind
-from claims_page import FAMILY, PAIR, RESULTS, command_of, shown
+from claims_page import FAMILY, RESULTS, command_of, shown
 from scipy.special import stdtrit
 
 from sinkscope.statistics import Threshold, definition_of
@@ -309,14 +309,10 @@ def read_part(part: Part, prompts: int, shots: Collection[int]) -> dict[str, Any
 def store(
     claim: Claim, parts: Sequence[dict[str, Any]], runs: Sequence[Run], prompts: int, folder: Path = RESULTS
 ) -> dict[str, Any]:
-    """Write a claim's result and print it; of the pair without limits, which speak of the lab's models."""
+    """Write a claim's result and print it."""
     verdict = verdict_of([part["verdict"] for part in parts if part["decides"]])
     document = {
-        **{
-            name: value
-            for name, value in asdict(claim).items()
-            if name != "parts" and not (folder == PAIR and name == "limits")
-        },
+        **{name: value for name, value in asdict(claim).items() if name != "parts"},
         "command": command_of(claim.name, folder),
         "prompts": prompts,
         "runs": {run.name: run.command for run in runs},

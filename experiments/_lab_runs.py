@@ -96,7 +96,7 @@ def load(name: str, redrawn: bool = False, scale: float = SCALE) -> Any:
     """Load a model, once; ``redrawn``: the entries of each weight shuffled, those of queries and keys times
     ``scale``. SmolLM2 and its sibling compute in fp32.
     """
-    folder = WORK / "models" / f"redrawn-{Path(name).name}{'' if scale == SCALE else f'-{scale:g}'}"
+    folder = WORK / "models" / f"redrawn-{Path(name).name}-{scale:g}"
     precision = {} if name.startswith("lab-") else {"dtype": torch.float32}
     if redrawn and not folder.exists():
         model = sinkscope.load(name, **precision)

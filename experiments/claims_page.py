@@ -25,6 +25,7 @@ ORDER = (
     "over-mixing",
     "learned-positions",
 )
+PAIR_ORDER = tuple(name for name in ORDER if name not in ("drift", "learned-positions"))
 FAMILY = 40  # deciding parts of all claims
 SIGNS = {"holds": "+", "no more than a null": "0", "does not hold": "−", "undecided": "?", "not comparable": "≠"}
 HEAD = """# Everything that was measured for the claims
@@ -133,7 +134,7 @@ def full_section(document: dict[str, Any]) -> str:
         f"|---|{'---|' * len(shots)}---|---|",
         *(full_row(part, document["prompts"], shots) for part in document["parts"]),
     ]
-    limits = ["", f"*What this cannot show.* {document['limits']}"] if "limits" in document else []
+    limits = ["", f"*What this cannot show.* {document['limits']}"] if document["limits"] else []
     return "\n".join([*lines, *limits, ""])
 
 

@@ -180,12 +180,10 @@ def test_parts_beside_have_no_say(planted, monkeypatch, tmp_path, capsys):
     assert "verdict   holds" in capsys.readouterr().out
 
 
-PAIR_ORDER = [name for name in claims_page.ORDER if name not in ("drift", "learned-positions")]
-
-
 @pytest.mark.parametrize(
     ("folder", "name"),
-    [(claims_page.RESULTS, name) for name in claims_page.ORDER] + [(claims_page.PAIR, name) for name in PAIR_ORDER],
+    [(claims_page.RESULTS, name) for name in claims_page.ORDER]
+    + [(claims_page.PAIR, name) for name in claims_page.PAIR_ORDER],
 )
 def test_a_stored_result_is_of_the_claim_as_it_stands(folder, name, monkeypatch):
     """A bound that is changed after a run no longer fits what was stored; every verdict follows from the intervals."""
@@ -196,7 +194,7 @@ def test_a_stored_result_is_of_the_claim_as_it_stands(folder, name, monkeypatch)
         _lab_runs.use_pair()
     for key in ("name", "title", "source", "says", "expected"):
         assert document[key] == getattr(claim, key)
-    assert document.get("limits") == (None if folder == claims_page.PAIR else claim.limits)
+    assert document["limits"] == ("" if folder == claims_page.PAIR else claim.limits)
     for part, stated in zip(document["parts"], claim.parts, strict=True):
         assert part["expected"] == f"{stated.wanted} {stated.bound:g}"
         told = stated.number.words + (f" minus {stated.minus.words}" if stated.minus else "")
