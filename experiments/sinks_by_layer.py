@@ -171,7 +171,8 @@ def draw(rows: dict[str, Any], runs: dict[str, Any], path: Path) -> None:
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(fontsize=8, frameon=False, loc="upper left")
-    axes[2].legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
+    if runs:
+        axes[2].legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
     fig.savefig(path, dpi=130)
 
 
