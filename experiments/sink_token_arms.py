@@ -29,18 +29,18 @@ from sinkscope.lab.run_folder import read_recipe
 from sinkscope.lab.starting_network import RATES
 
 FILE = Path(__file__).parents[1] / "results" / "adaptation" / "arms.json"
-RULES = ("none", "position:0", "top:1", "mass:1", "random:1")
+RULES = ["none", "position:0", "top:1", "mass:1", "random:1"]
 LENGTH, BATCH = 128, 32
 
 
 @torch.no_grad()
-def measure(folder: Path, texts: list[str], windows: int) -> dict[str, Any]:
+def measure(folder: Path, texts: list[str], windows: int, rules: list[str]) -> dict[str, Any]:
     """Return for each rule and masked share the nats a masked token of each window, and the attention hidden."""
     model, recipe = sinkscope.load(str(folder), dtype=torch.float32), read_recipe(folder)
     ids = [one for text in texts for one in (1, *model.tokenizer(text, add_special_tokens=False).input_ids, 2)]
     tokens = torch.tensor(ids[: windows * LENGTH]).view(-1, LENGTH)
     found: dict[str, Any] = {}
-    for text in (*RULES, "sink-token") if recipe.sink_token != "none" else RULES:
+    for text in (*rules, "sink-token") if recipe.sink_token != "none" else rules:
         rule, source = parse_rule(text), torch.Generator().manual_seed(1)
         parts = rule.parts if isinstance(rule, Composed) else (rule,)
         rule = compose(*(replace(one, observe="current") if one.waits else one for one in parts))
@@ -74,13 +74,14 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--texts", type=Path, required=True, help="JSON lines {text}, which no arm was trained on")
     parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--rules", nargs="+", default=RULES, help="what is hidden; of arms with a token that too")
     parser.add_argument("--prompts", type=int, default=12, help="problems whose answers tell how sinks move")
     parser.add_argument("--out", type=Path, default=FILE)
     given = parser.parse_args()
     rows = json.loads(given.out.read_text()) if given.out.exists() else {}
     for folder in given.folders:
         texts = read_texts(given.texts)
-        rows[folder.name] = measure(folder, texts, given.windows)
+        rows[folder.name] = measure(folder, texts, given.windows, given.rules)
         rows[folder.name]["moves"] = moves_of_answers(folder, texts[: given.prompts])
         given.out.write_text(json.dumps(rows, separators=(",", ":")) + "\n")
         plain = rows[folder.name]["none 0.5"]["nats"]
