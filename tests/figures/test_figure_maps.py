@@ -7,9 +7,10 @@ import pytest
 from sudden import POSITIONS, map_of, write_sudden
 
 import sinkscope
-from sinkscope.figures import FigureError
+from sinkscope.figures import FigureError, draw_figures
 from sinkscope.figures.figure_maps import LEAST_SHARE, chosen_heads
 from sinkscope.figures.subject import subject_of
+from sinkscope.sinks.followed_columns import uncounted
 
 
 def attention_in(rows):
@@ -30,7 +31,7 @@ def test_figure_4_draws_both_maps_and_the_shares_over_steps(draw, rows_of, sudde
     found = attention_in(rows_of(drawn, panel="share of all attention", key=25))
     assert found == pytest.approx(shares[:, 25].tolist(), rel=1e-5)
     assert attention_in(rows_of(drawn, panel="self-attention")) == pytest.approx(itself.tolist(), rel=1e-5)
-    assert "moves: key 25 has 0.645" in drawn.sheet.subfigs[0].get_suptitle().replace("\n", " ")
+    assert "moves: key 25 has 0.645" in drawn.sheet.subfigs[0].subfigs[0].get_suptitle().replace("\n", " ")
 
 
 def test_a_head_that_is_asked_for_is_drawn_or_said_not_to_show_it(draw_head, rows_of, sudden):
@@ -73,6 +74,22 @@ def test_figure_8_names_its_heads(sudden):
         ("fixed sink", 0, 0),
         ("drifts left, -1.00 positions a step, one of 1 of 8 heads that drift", 0, 2),
     ]
+
+
+def test_figure_8_counts_the_steps_with_enough_newest_queries(draw, causal):
+    stays = subject_of(causal).of_head(chosen_heads(subject_of(causal))[0][1])
+    counting = int((stays >= 0).sum())
+    said = draw("8", causal).sheet.subfigs[0].get_suptitle().replace("\n", " ")
+    assert counting == causal.steps - uncounted(True, causal.steps) < causal.steps
+    assert f"of the {counting} steps that count" in said
+
+
+def test_the_parts_of_a_figure_have_no_line_above_either(sudden, tmp_path):
+    for headlines in (True, False):
+        out = tmp_path / str(headlines)
+        draw_figures([sudden], out, only=["4", "6"], maps=map_of, headlines=headlines, vector="svg")
+        for path, said in (("figure4-sink-jump.svg", "after step"), ("figure6-query-groups.svg", "of one step:")):
+            assert (said in (out / path).read_text()) == headlines
 
 
 def test_the_command_recomputes_the_maps(run, diffusion, tmp_path):

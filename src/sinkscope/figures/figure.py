@@ -154,8 +154,8 @@ def draw_figures(
                     for figure in chosen:
                         try:
                             drawn = figure.draw(group)
-                            for part in () if headlines else (drawn.sheet, *drawn.sheet.subfigs):
-                                part.suptitle("")
+                            if not headlines:
+                                _without_headlines(drawn.sheet)
                             paths += [Path(out) / one.name for one in drawn.save(place, suffix, vector)]
                         except FigureError as error:
                             labels = ", ".join(one.label for one in group)
@@ -191,6 +191,12 @@ def draw_figure(
         opened.append(one if isinstance(one, OpenedStatistics) else as_trace(one))
     with figure_style(wide=len(traces) > 1):
         return figure.draw(_subjects(opened, excess, maps, roles, (layer, head)))
+
+
+def _without_headlines(part: Any) -> None:
+    part.suptitle("")
+    for one in part.subfigs:
+        _without_headlines(one)
 
 
 def _named(name: str, figures: dict[str, Figure]) -> Figure:

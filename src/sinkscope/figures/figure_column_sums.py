@@ -141,7 +141,7 @@ class Thresholds(Figure):
     title = "Figure 10: tokens that are not sinks against ε"
 
     def draw(self, subjects: Sequence[Subject]) -> DrawnFigure:
-        sheet = style.new_sheet(style.WIDE, 3.6)
+        sheet = style.new_sheet(style.WIDE, 3.3 + 0.3 * len(subjects))
         grid, excess = sheet.subplots(1, 2, sharey=True), subjects[-1].summary.excess
         rows: list[Row] = []
         for at, (axes, (unit, name)) in enumerate(zip(grid, UNITS.items(), strict=True)):
@@ -163,7 +163,7 @@ class Thresholds(Figure):
             label = "paper 1, S = 64: at least 96 % at ε = 3, in one of the two units"
             axes.plot([PAPER_EPSILON], [PAPER_SHARE * 100], marker="*", label=label, zorder=5, **star)
             axes.text(excess + 0.12, grid[0].get_ylim()[0], f" ε = {excess:g}", va="bottom", fontsize="small")
-        grid[0].set_ylabel("tokens that are not sinks, %")
+        grid[0].set_ylabel("tokens that are\nnot sinks, %")
         sheet.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=1)
         at = int(np.searchsorted(EPSILONS, PAPER_EPSILON))
         said = "{}: {:.1%} of the columns are no sinks at ε = 3 (in percent: {:.1%})"

@@ -11,7 +11,7 @@ from sinkscope.figures.figure import OF_MOVES, DrawnFigure, Figure, Row
 from sinkscope.figures.panels import draw_map, followed_columns, scale_of_maps
 from sinkscope.figures.subject import FigureError, Jump, Subject
 from sinkscope.sinks import HeadMovement
-from sinkscope.sinks.followed_columns import followed_queries
+from sinkscope.sinks.followed_columns import followed_queries, uncounted
 
 HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
 CLOSE = 0.9  # of the attention of the new main sink; an old one that has more has only lost its rank
@@ -54,17 +54,18 @@ class SinkJump(Figure):
 
 
 def _draw_jump(part: Any, one: Subject, jump: Jump) -> list[Row]:
-    panels = part.subplot_mosaic([["before", "after"], ["over", "over"]], height_ratios=[2.5, 1])
+    above, below = part.subfigures(2, 1, height_ratios=[1.9, 1])
+    maps = above.subplots(1, 2)
     rows: list[Row] = []
-    for name, step in (("before", jump.step), ("after", jump.step + 1)):
+    for axes, name, step in zip(maps, ("before", "after"), (jump.step, jump.step + 1), strict=True):
         attention = one.map(step, jump.layer, jump.head)
-        image = draw_map(panels[name], one.trace, step, attention, f"step {step}")
-        _mark(panels[name], jump.before, len(attention), style.VERMILLION)
-        _mark(panels[name], jump.after, len(attention), style.BLUE)
+        image = draw_map(axes, one.trace, step, attention, f"step {step}")
+        _mark(axes, jump.before, len(attention), style.VERMILLION)
+        _mark(axes, jump.after, len(attention), style.BLUE)
         rows += _map_rows(one, name, (step, jump.layer, jump.head), attention)
-    panels["before"].set_ylabel("query (position)")
-    scale_of_maps(part, image, [panels["before"], panels["after"]])
-    columns, axes, what = followed_columns(one.trace, jump.layer, jump.head), panels["over"], "share of all attention"
+    maps[0].set_ylabel("query (position)")
+    scale_of_maps(above, image, list(maps))
+    columns, axes, what = followed_columns(one.trace, jump.layer, jump.head), below.subplots(), "share of all attention"
     given = np.nansum(columns, axis=-1)
     if "sink_token_columns" in one.trace.tensors:  # which has the rest
         given = followed_queries(one.trace)
@@ -81,14 +82,14 @@ def _draw_jump(part: Any, one: Subject, jump: Jump) -> list[Row]:
     axes.axvspan(jump.step, jump.step + 1, color="#e8e8e8", linewidth=0, zorder=0)
     axes.set(ylim=(0, None), xlim=(-0.5, one.summary.steps - 0.5), xlabel="step (grey: the jump)")
     style.whole_numbers(axes.xaxis)
-    axes.set_title("share of attention")  # as a label of the axis it would be cut off
-    part.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    axes.set_ylabel("share of attention")
+    below.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     before, after = share[jump.step + 1, [jump.before, jump.after]]
     verb = "changes rank" if jump.swap or before > CLOSE * after else "moves"
     shares_after = f"key {jump.after} has {after:.3f} of the attention, key {jump.before} {before:.3f}"
     among = f"; main sinks move in {len(one.moving)} of {len(one.heads)} heads{one.where}" * (one.only is None)
     goes = f"after step {jump.step} the main sink {verb}: {shares_after}{among}"
-    style.say(part, f"{one.label}, {one.head_name(jump.layer, jump.head)}: {goes}")
+    style.say(above, f"{one.label}, {one.head_name(jump.layer, jump.head)}: {goes}")
     return rows
 
 
@@ -162,7 +163,7 @@ def _draw_split(part: Any, one: Subject, place: tuple[int, int, int]) -> list[Ro
         _mark(panels["map"], key, len(attention), colour)
     style.whole_numbers(axes.xaxis)
     axes.set(ylim=(0, None), xlabel="key (position)", ylabel="mean share of attention")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    part.legend(loc="outside lower right")
     return rows
 
 
@@ -199,14 +200,16 @@ class FirstAndLastMaps(Figure):
             scale_of_maps(part, image, list(grid[: len(heads)].flat), aspect=40, shrink=0.6)
             stays = one.of_head(heads[0][1])
             (at, steps), *_ = Counter(stays[stays >= 0].tolist()).most_common(1)
-            stays = f"at position {at} in {steps} of {len(stays)}"
+            counting = len(stays) - uncounted(one.trace.causal, len(stays))
+            among = f"{counting} steps" if counting == len(stays) else f"the {counting} steps that count"
             drift = f"{len(one.drifting)} of {len(one.heads)} heads{one.where} drift more than by chance"
-            style.say(part, f"{one.label}: a main sink stays {stays} steps; {drift}")
+            style.say(part, f"{one.label}: a main sink stays at position {at} in {steps} of {among}; {drift}")
         caption = (
             "Attention maps of the first and the last step. Fixed sink: the head whose main sink stays longest at one "
             "position. Drifts: the fastest to the left, else to the right, of the heads whose slope is steeper than "
             "that of 95 % of the orders of their stays, corrected for the number of heads. Triangles: the main sink "
-            "of that step. What it does not show: the other heads, and the way from the first to the last step."
+            "of that step. Of a causal model the first steps, with fewer than 16 newest queries or half the steps, do "
+            "not count. What it does not show: the other heads, and the way from the first to the last step."
         )
         return self.drawn([one for one, _ in chosen], sheet, caption, HEADER, rows)
 

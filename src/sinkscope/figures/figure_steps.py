@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 from jaxtyping import Int
+from matplotlib import rcParams
 from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -111,7 +112,7 @@ class DecodingOrder(Figure):
         if not answering:
             why = "does not say which tokens were committed" if diffusing else "is of a causal model"
             raise FigureError(f"the trace {why}")
-        many = len(answering) > 1
+        many = len(subjects) > 1  # whose type is larger
         wrap = 12 if many else 16
         cells = max(min(MOST_CELLS, len(one.last_canvas) - one.prompt_length) for one in answering)
         lines = math.ceil(cells / wrap)
@@ -133,7 +134,8 @@ class DecodingOrder(Figure):
         grid[1, 0].set_ylabel("step")
         look: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
         handles = [Patch(facecolor=colour, label=state, **look) for state, colour in COLOURS.items()]
-        sheet.legend(handles=handles, loc="outside lower center", ncols=4 if sheet.get_figwidth() > 4 else 2)
+        narrow = sheet.get_figwidth() < 0.58 * rcParams["font.size"]
+        sheet.legend(handles=handles, loc="outside lower center", ncols=2 if narrow else 4)
         shares = [(one.label, rightward(one.written)) for one in answering]
         beside = "of the commits stand right of a token of the step before"
         told = ("one step commits all tokens" if right is None else f"{right:.0%} {beside}" for _, right in shares)
@@ -162,7 +164,7 @@ def _snapshots(axes: Any, one: Subject, states: np.ndarray, wrap: int, lines: in
     axes.set_xlim(0, wrap)
     cells, steps, top = min(MOST_CELLS, states.shape[1]), one.summary.steps, 0.0
     tokens = one.last_canvas[one.prompt_length :][:cells].tolist()
-    labels = [style.plain(style.tick_label(one.trace, token, 7)) for token in tokens]
+    labels = [style.plain(style.tick_label(one.trace, token, 6)) for token in tokens]
     for part in SNAPSHOTS:
         step = min(steps - 1, round(part * steps))
         axes.text(0, top + 0.75, f"step {step}", fontsize="small", va="center", fontweight="bold")

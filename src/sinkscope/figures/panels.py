@@ -31,7 +31,6 @@ from sinkscope.traces.stored_maps import check_place, stored_map
 
 GAMMA = 0.3  # so that an equal share of 1/256 is at a fifth of the scale
 NAMED = 9
-ROOM_FOR_TOKENS = 7.4  # lines of text above a map
 MOST_NAMES = 14
 SATURATED = 0.95
 
@@ -149,16 +148,16 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
     columns = attention.sum(axis=0)
     excess = columns - (columns.sum() - columns) / max(1, keys - 1)
     strongest = [key for key in np.argsort(-columns, kind="stable")[:NAMED].tolist() if excess[key] > 1]
-    places = style.spread_out(strongest, keys / 16, NAMED)
-    # the layout does not see the names of the tokens
-    axes.set_title(title, y=1, pad=ROOM_FOR_TOKENS * rcParams["font.size"] if places else 4)
-    if places:
+    places = style.spread_out(strongest, keys / NAMED, NAMED)
+    labels = (style.tick_label(trace, int(trace.tokens[step][int(at)]), 7) for at in places)
+    names = [f"{int(at)}: {style.plain(label)}" for at, label in zip(places, labels, strict=True)]
+    if names:
         above = axes.secondary_xaxis("top")
-        labels = (style.tick_label(trace, int(trace.tokens[step][int(at)]), 7) for at in places)
-        names = [f"{int(at)}: {style.plain(label)}" for at, label in zip(places, labels, strict=True)]
         above.set_xticks(places, names, rotation=90, fontsize="small")
         above.tick_params(length=2, pad=1)
         above.spines[:].set_visible(False)
+    # the layout does not see the names of the tokens
+    axes.set_title(title, y=1, pad=6 + 0.6 * max(map(len, names), default=0) * rcParams["font.size"])
     return image
 
 
