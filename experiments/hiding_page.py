@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "hiding"
 PAGE = RESULTS / "README.md"
 HEAD = """# Everything that was measured about hiding
 
-`python experiments/hiding_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#hiding-the-top-key-hurts-the-diffusion-model) says what
+`python experiments/hiding_page.py` writes this page from the JSON files beside it; [docs/findings.md](../../docs/findings.md#on-the-labs-small-models) says what
 they mean. Brackets hold 95 % intervals over problems. *Removed* is the share of attention that the hidden keys would have had, of all
 attention in the layers and steps where the rule is in force (in the tables of single tokens: of all attention, and of that of the
 position being written). Rules are written as in [docs/interventions.md](../../docs/interventions.md).

@@ -15,7 +15,7 @@ FIRST = ("specimens", "roles", "reversed")
 HEAD = """# Everything that was measured about substitutes
 
 `python experiments/substitutes_page.py` writes this page from the JSON files beside it;
-[docs/findings.md](../../docs/findings.md#substitutes-how-many-sinks-a-model-can-lose) says what they mean. Costs are nats a predicted token, with 95 % intervals over canvases;
+[docs/findings.md](../../docs/findings.md#on-the-labs-small-models) says what they mean. Costs are nats a predicted token, with 95 % intervals over canvases;
 *share* is that of the predicting queries' attention.
 """
 SPECIMENS = """
