@@ -42,7 +42,7 @@ class ColumnSums(Figure):
             counts = binned(one.quarters.sum(axis=0), wide)
             edges = np.arange(len(counts) + 1) * wide / BINS_PER_QUERY
             axes.stairs(counts, edges, fill=True, color=style.BLUE, alpha=0.85, baseline=0.5)
-            axes.set(yscale="log", ylim=(0.5, None), xlabel="column sum, queries' worth of attention")
+            axes.set(yscale="log", xlabel="column sum, queries' worth of attention")
             axes.axvline(1, color="black", linestyle=":", linewidth=1)
             sinks, columns, line = one.summary.sinks, one.summary.columns, one.threshold_column_sum
             share = f"{sinks:,} of {columns:,} columns ({sinks / max(1, columns):.2%})"
@@ -58,6 +58,7 @@ class ColumnSums(Figure):
             end = max(end, float(edges[-1]))
             bins = zip(map(style.number, edges[:-1]), map(style.number, edges[1:]), counts.tolist(), strict=True)
             rows += [(one.label, *bin, style.number(math.nan if line is None else line)) for bin in bins]
+        grid[0].set_ylim(bottom=0.5)
         grid[0].set(xlim=(0, 1.03 * end), ylabel=f"columns in a bin of {wide / BINS_PER_QUERY:g} (log scale)")
         found = ((one, one.summary.sinks / max(1, one.summary.columns)) for one in subjects)
         style.say(sheet, *(f"{one.label}: {share:.2%} of the columns are sinks {one.by_rule}" for one, share in found))
@@ -230,7 +231,8 @@ class SinkNorms(Figure):
             for axes in panels:
                 axes.set_yscale("log", nonpositive="clip") if massive else axes.set_ylim(bottom=0)
             panels[0].set_ylabel(LABELS[kind] + "\n(log scale)" * massive)
-        sheet.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        handles, names = grid[0, 0].get_legend_handles_labels()
+        sheet.legend(handles, [f"{name}, mean ± SD" for name in names], loc="outside lower center", ncols=2)
         parts = []
         for one in with_norms:
             if "value" in recorded_kinds(one):

@@ -14,7 +14,7 @@ from sinkscope.sinks import HeadMovement
 from sinkscope.sinks.followed_columns import followed_queries, uncounted
 
 HEADER = ("model", "panel", "step", "layer", "head", "query", "key", "attention")
-CLOSE = 0.9  # of the attention of the new main sink; an old one that has more has only lost its rank
+CLOSE = 0.9  # of the attention of the new main sink, which an old one may still have
 LEAST_SHARE = 1e-4  # smaller shares are left out of CSV files
 
 
@@ -85,7 +85,7 @@ def _draw_jump(part: Any, one: Subject, jump: Jump) -> list[Row]:
     axes.set_ylabel("share of attention")
     below.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     before, after = share[jump.step + 1, [jump.before, jump.after]]
-    verb = "changes rank" if jump.swap or before > CLOSE * after else "moves"
+    verb = "changes rank" if jump.swap else "moves narrowly" if before > CLOSE * after else "moves"
     shares_after = f"key {jump.after} has {after:.3f} of the attention, key {jump.before} {before:.3f}"
     among = f"; main sinks move in {len(one.moving)} of {len(one.heads)} heads{one.where}" * (one.only is None)
     goes = f"after step {jump.step} the main sink {verb}: {shares_after}{among}"
