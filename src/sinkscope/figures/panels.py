@@ -156,9 +156,13 @@ def draw_map(axes: Any, trace: Trace, step: int, attention: Float[np.ndarray, "q
         above.set_xticks(places, names, rotation=90, fontsize="small")
         above.tick_params(length=2, pad=1)
         above.spines[:].set_visible(False)
-    # the layout does not see the names of the tokens
-    axes.set_title(title, y=1, pad=6 + 0.6 * max(map(len, names), default=0) * rcParams["font.size"])
+    axes.set_title(title, y=1, pad=_room_above(names, 0.833 * rcParams["font.size"]))
     return image
+
+
+def _room_above(names: Sequence[str], size: float) -> float:
+    """Return the points that upright names take above a map, which the layout does not see."""
+    return 6 + 0.62 * max(map(len, names), default=0) * size
 
 
 def scale_of_maps(part: Any, image: Any, panels: Any, **more: Any) -> None:
@@ -276,4 +280,4 @@ def _name_tokens(axes: Any, one: Incoming, cut: style.Cut) -> float:
             label.set_color(style.VERMILLION if position in stayed else style.INK)
         above.tick_params(length=0, pad=2)
         above.spines[:].set_visible(False)
-    return 6 + 0.62 * max(map(len, labels), default=0) * size
+    return _room_above(labels, size)
