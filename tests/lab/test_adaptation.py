@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import sinkscope
 from sinkscope.errors import CallError
@@ -53,15 +54,17 @@ def test_all_weights_or_a_causal_model_are_written_too(changes, tmp_path):
     assert (trained - loaded).abs().max() <= 0.02 * trained.abs().max()  # weights are stored in bf16
 
 
-def test_a_tied_base_predicts_what_was_trained(tmp_path):
-    base = sinkscope.load("lab-autoregressive")
-    base.network.config.tie_word_embeddings = True
-    base.network.lm_head.weight = base.network.model.embed_tokens.weight
-    base.network.save_pretrained(tmp_path / "tied")
-    base.tokenizer.save_pretrained(tmp_path / "tied")
-    network = train(
-        replace(SMALL, updates=1, start_from=str(tmp_path / "tied")), tmp_path / "run", progress=False
-    ).eval()
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_tied_base_predicts_what_was_trained(kind, tmp_path):
+    tokenizer = sinkscope.load("lab-autoregressive").tokenizer
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model(kind, **sizes, **heads, tie_word_embeddings=True, eos_token_id=1)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "tied")
+    tokenizer.save_pretrained(tmp_path / "tied")
+    recipe = replace(SMALL, updates=1, start_from=str(tmp_path / "tied"))
+    network = train(recipe, tmp_path / "run", progress=False).eval()
     save_adapter(network, str(tmp_path / "tied"), tmp_path / "adapter")
     tokens = torch.tensor([[0, 40, 41, 42, 2, 2]])
     with torch.no_grad():
@@ -100,6 +103,10 @@ def test_a_training_goes_on_with_an_adapter(objective, tmp_path):
     assert sinkscope.load(tmp_path / "further").family.name == "dream"
     with pytest.raises(CallError, match="expected an adapter of rank 4"):
         start(replace(further, adaptation=Adaptation(rank=4)))
+    config = tmp_path / "first" / "config.json"
+    config.write_text(config.read_text().replace('"sinkscope_base": "', '"sinkscope_base": "0'))
+    with pytest.raises(CallError, match="expected the base that it was trained on"):
+        start(further)
 
 
 def test_an_adapter_with_a_sink_token_is_not_gone_on_with_in_silence(tmp_path):
@@ -123,9 +130,8 @@ def test_a_sink_token_is_trained_written_and_loaded(kind, tmp_path):
     assert (trained - plain(tokens).logits).abs().max() > 0.05 * trained.abs().max()
 
 
-def test_masks_and_alignments_that_would_be_lost_are_refused(tmp_path):
+def test_alignment_without_the_base_as_it_is_is_refused(tmp_path):
     for change, says in (
-        ({"adaptation": Adaptation(block=8)}, "cannot be loaded again"),
         ({"adaptation": Adaptation(rank=None, align=1.0)}, "base as it is"),
         ({"adaptation": Adaptation(rank=2, align=1.0), "sink_token": "token"}, "base as it is"),
     ):
@@ -146,9 +152,10 @@ def test_a_killed_adaptation_resumes_where_it_was(tmp_path):
     assert one == two
 
 
-def test_the_base_predicts_the_held_out_text_as_it_does_alone():
-    network, tokens = start(SMALL), torch.arange(10, 74).view(2, 32)
-    found = held_out_losses(network, SMALL, tokens.numpy())
+@pytest.mark.parametrize("changes", [{}, {"adaptation": Adaptation(rank=None)}, {"sink_token": "token"}], ids=str)
+def test_the_base_predicts_the_held_out_text_as_it_does_alone(changes):
+    recipe, tokens = replace(SMALL, **changes), torch.arange(10, 74).view(2, 32)
+    found = held_out_losses(start(recipe), recipe, tokens.numpy())
     base = sinkscope.load("lab-autoregressive").network
     with torch.no_grad():
         logits = base(tokens).logits[:, :-1].log_softmax(-1)
@@ -171,8 +178,6 @@ def test_what_a_query_sees():
     assert seen_keys(Adaptation(), 4).all()
     alone = seen_keys(Adaptation(first_alone=True), 4)[0, 0]
     assert alone[0].tolist() == [True, False, False, False] and alone[1:].all()
-    blocks = seen_keys(Adaptation(block=2), 4)[0, 0]
-    assert blocks.tolist() == [[True, True, False, False]] * 2 + [[True] * 4] * 2
     shares = [float(seen_keys(Adaptation(anneal=100), 64, update).float().mean()) for update in (0, 50, 100, -1)]
     assert shares[0] == pytest.approx(0.5, abs=0.01) and shares[1] == pytest.approx(0.75, abs=0.02)
     assert shares[2:] == [1, 1]

@@ -56,6 +56,8 @@ def test_a_corpus_holds_its_texts_with_eos_between_them(folder):
 
 def test_windows_are_stretches_of_the_text_and_a_function_of_seed_and_update(folder):
     corpus = open_corpus(folder)
+    with pytest.raises(CallError, match=r"held-out.bin: expected more than \d+ tokens, a canvas, found"):
+        draw_windows(corpus, 96, len(corpus.held_out), bos_id=None)
     for bos in (0, None):
         draw = draw_windows(corpus, 96, 32, bos_id=bos)
         batch, again, other = draw(1, 7), draw(1, 7), draw(1, 8)

@@ -31,7 +31,8 @@ class Train(Command):
         seed: of the weights, the data and the masks.
         learning_rate: its peak, between a warm-up and a cosine.
         compile: compiles the layers, which is faster, needs a C++ compiler and rounds differently.
-        data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder.
+        data: your own text: JSON lines with "text", or with "prompt" and "answer"; plain text; or a corpus folder
+            (lab-text recipes).
         sink_token: none, token, token-end, token-2, token-4, token-zero-value, logit, off-by-one or gate.
         base: model that `adapted` and `adapted-causal` change, a Llama, Qwen2 or Qwen3; or an adapter to go on with.
         rank: of its LoRA; 0 trains all weights.
@@ -100,7 +101,8 @@ class Train(Command):
         log = self.out / LOG
         if recipe.adaptation is not None and recipe.objective != "next_token" and log.exists():
             found = json.loads(log.read_text().splitlines()[-1])["held_out"]
-            say("nats a token of held-out text: " + ", ".join(f"{name} {nats:.2f}" for name, nats in found.items()))
+            kind = "held-out text" if texts is None or texts.holds_out else "the training text (too few to hold out)"
+            say(f"nats a token of {kind}: " + ", ".join(f"{name} {nats:.2f}" for name, nats in found.items()))
 
     def _adapted(self, recipe: Any) -> Any:
         if recipe.adaptation is None:

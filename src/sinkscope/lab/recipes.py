@@ -34,7 +34,6 @@ class Adaptation:
         mask_token: an unused token of the tokenizer, which becomes the mask; its embedding is trained.
         align: weight of the distance (1 − cosine) of all hidden states to the frozen causal model's, on unmasked text.
         anneal: updates over which each later token is let in with a growing probability; 0 looks both ways at once.
-        block: tokens of a block that sees itself and the blocks before it; None sees everything.
         first_alone: whether the first token sees only itself, as in a causal model.
     """
 
@@ -42,7 +41,6 @@ class Adaptation:
     mask_token: str | None = None
     align: Annotated[float, Field(ge=0)] = 0.0
     anneal: Annotated[int, Field(ge=0)] = 0
-    block: Annotated[int, Field(ge=1)] | None = None
     first_alone: bool = False
 
 

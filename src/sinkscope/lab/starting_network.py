@@ -2,8 +2,8 @@
 
 Below them the adaptation of a causal model, which becomes a masked diffusion model or is trained on: small changes of a
 frozen base (LoRA, by peft), or all weights. The body looks both ways from the first update, or by degrees; its mask of
-attention can keep the first token for itself, or blocks. Sources: DiffuGPT (2410.17891) for shift and annealing,
-Open-dLLM (2605.06885) for the alignment of hidden states, BD3LM (2503.09573) for blocks.
+attention can keep the first token for itself. Sources: DiffuGPT (2410.17891) for shift and annealing, Open-dLLM
+(2605.06885) for the alignment of hidden states.
 """
 
 import json
@@ -28,6 +28,7 @@ from sinkscope.models.family import MARK, MARK_FIRST, MARK_POSITIONS
 from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH, base_name, find_folder, is_adapter
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import sink_parameters, variant_of
+from sinkscope.runs.files import read_json_object
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATES = (0.15, 0.5, 0.85)
@@ -112,9 +113,7 @@ def seen_keys(adaptation: Adaptation, length: int, update: int | None = None) ->
     """Return which keys a query sees, bool [1, 1, query, key]; a random draw while annealing, after the end of which
     ``update`` is None or negative.
     """
-    place, block = torch.arange(length), adaptation.block or length
-    causal = place[None] <= place[:, None]
-    seen = place[None] // block <= place[:, None] // block
+    causal, seen = torch.ones(length, length, dtype=torch.bool).tril(), torch.ones(length, length, dtype=torch.bool)
     if adaptation.first_alone:
         seen[0, 1:] = False
     if update is not None and 0 <= update < adaptation.anneal:
@@ -164,6 +163,10 @@ def start(recipe: Recipe) -> Any:
         add_sink_token(network, replace(variant, seed=recipe.seed))
     if adaptation.rank is None:
         return network.requires_grad_(True)
+    if adapter is not None:
+        begun_on = read_json_object(adapter / "config.json", CallError).get(BASE_HASH)
+        if begun_on not in (None, model.card.weight_hash):
+            raise CallError(f"{adapter}: expected the base that it was trained on, found other weights in {base}")
     setattr(network.config, BASE_HASH, model.card.weight_hash)
     from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -250,7 +253,7 @@ def hidden(network: Any, tokens: Tensor, seen: Tensor, states: bool = False) -> 
 @torch.no_grad()
 def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]) -> dict[str, float]:
     """Return the nats a token of held-out canvases of one length: of masked tokens at each of `RATES`, and of all
-    tokens under the base, the causal model, where that is left as it was.
+    tokens under the base, the causal model.
     """
     adaptation, tokens = recipe.adaptation, torch.from_numpy(np.stack(canvases))
     assert adaptation is not None
@@ -262,13 +265,11 @@ def held_out_losses(network: Any, recipe: Recipe, canvases: Sequence[np.ndarray]
         masked[:, 0] = False
         noisy = tokens.masked_fill(masked, mask_id)
         found[f"masked_{rate}"] = _nats(network, noisy, tokens, masked, seen_keys(adaptation, length), shift)
-    if adaptation.rank is not None and recipe.sink_token == "none":
-        every = torch.ones_like(tokens, dtype=torch.bool)
-        every[:, 0] = False
-        causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-        with without_adapter(network):
-            found["causal"] = _nats(network, tokens, tokens, every, causal, True)
-    return found
+    every = torch.ones_like(tokens, dtype=torch.bool)
+    every[:, 0] = False
+    causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    base = load(base_of(recipe)[0], dtype=torch.float32, device=str(network.lm_head.weight.device)).network
+    return found | {"causal": _nats(base, tokens, tokens, every, causal, True)}
 
 
 def _nats(network: Any, inputs: Tensor, tokens: Tensor, chosen: Tensor, seen: Tensor, shift: bool) -> float:

@@ -47,6 +47,10 @@ class Texts:
     fingerprint: str
     documents: tuple[Document, ...]
 
+    @property
+    def holds_out(self) -> bool:
+        return len(self.documents) >= HELD_OUT_EVERY
+
     def tokenizer(self, vocabulary: int = 2048) -> Any:
         return train_tokenizer((document.prompt + document.text for document in self.documents), vocabulary)
 
@@ -94,7 +98,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
 
 class TextCanvases:
     """Batches of a user's documents; batch number n of a stream is a pure function of (seed, n). Raise TrainingError
-    where a text holds special or unknown tokens, or every prompt fills a canvas.
+    where a text holds special or unknown tokens, all is shorter than a canvas, or every prompt fills one.
     """
 
     def __init__(self, texts: Texts, tokenizer: Any, mix: CanvasMix) -> None:
@@ -108,10 +112,12 @@ class TextCanvases:
             if special := [token for token in prompt + text if token in own]:
                 token, found = tokenizer.convert_ids_to_tokens(special[0]), (document.prompt + document.text)[:60]
                 raise TrainingError(f"{texts.fingerprint}: expected no special token, found {token!r} in {found!r}")
-        few = len(pieces) < HELD_OUT_EVERY
-        self._training = [one for number, one in enumerate(pieces) if few or number % HELD_OUT_EVERY]
-        self._held_out = pieces if few else pieces[::HELD_OUT_EVERY]
+        kept = texts.holds_out
+        self._training = [one for number, one in enumerate(pieces) if not kept or number % HELD_OUT_EVERY]
+        self._held_out = pieces[::HELD_OUT_EVERY] if kept else pieces
         room = min(mix.lengths) - 2
+        if (found := sum(len(part) for piece in pieces for part in piece)) < room:
+            raise TrainingError(f"{texts.fingerprint}: expected {room} tokens, a canvas, or more, found {found}")
         if any(min(len(prompt) for prompt, _ in each) > room for each in (self._training, self._held_out)):
             raise TrainingError(f"{texts.fingerprint}: expected a prompt of at most {room} tokens, found longer ones")
 
@@ -217,9 +223,12 @@ def open_corpus(folder: str | Path) -> Corpus:
 
 def draw_windows(corpus: Corpus, tokens: int, length: int, *, bos_id: int | None) -> Callable[[int, int], Canvases]:
     """Return a function (seed, update) → batch of ``tokens // length`` windows; of held-out text where the update is
-    negative. ``bos_id`` stands first in every window; None puts text there.
+    negative; raise CallError where either is shorter. ``bos_id`` stands first in every window; None puts text there.
     """
     text = length if bos_id is None else length - 1
+    for name, part in ((TRAIN, corpus.train), (HELD_OUT, corpus.held_out)):
+        if len(part) <= text:
+            raise CallError(f"{corpus.folder / name}: expected more than {text} tokens, a canvas, found {len(part)}")
 
     def draw(seed: int, update: int) -> Canvases:
         source = corpus.held_out if update < 0 else corpus.train

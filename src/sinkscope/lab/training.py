@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sinkscope.errors import CallError, TrainingError
+from sinkscope.errors import TrainingError
 from sinkscope.lab import run_folder, starting_network
 from sinkscope.lab.canvases import PROMPT, Canvases
 from sinkscope.lab.recipes import Adaptation, Recipe
@@ -264,9 +264,6 @@ def train_checkpoint(
     """Train a recipe into a checkpoint that `sinkscope.load` reads, or resume a killed run; see `train`. The weights
     are written last, so a folder with weights is finished; raise ModelError where a file beside them is missing or bad.
     """
-    change = recipe.adaptation
-    if change is not None and change.block:
-        raise CallError("a network with this mask of attention cannot be loaded again; train it with `train`")
     out = Path(out)
     with claimed_folder(out, TrainingError):
         recipe = replace(recipe, data=None if texts is None else texts.fingerprint)
