@@ -38,7 +38,7 @@ $(STAMP): $(DEMO_STAMP)
 	@touch $@
 
 demo: $(DEMO_STAMP)
-	$(BIN)/sinkscope demo --out demo-output --overwrite
+	$(BIN)/sinkscope demo --out demo-output --overwrite $(ARGS)
 
 test test-all: export HF_HUB_OFFLINE = 1
 test test-all: export TOKENIZERS_PARALLELISM = false

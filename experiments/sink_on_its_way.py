@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _windows import cut_anywhere, half_of
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -93,9 +94,7 @@ def measure(
     network: Any, tokens: Tensor, seen: Tensor, causal: bool, bias: dict[int, Tensor] | None = None
 ) -> dict[str, Any]:
     """Return the numbers of one condition: of windows [row, position] under a mask of attention."""
-    source = torch.Generator().manual_seed(1)
-    chosen = torch.rand(tokens.shape, generator=source) < 0.5
-    chosen[:, 0] = False
+    chosen = half_of(tokens)
     judged = torch.arange(LENGTH) >= (CONTEXT if causal else 0)
     if causal:
         chosen = (judged & (torch.arange(LENGTH) > CONTEXT)).expand(tokens.shape)
@@ -202,8 +201,7 @@ def main() -> None:
     given = parser.parse_args()
     runs = [open_run(one) for one in given.runs]
     tokenizer = choose_tokenizer(runs[0].recipe, None)
-    ids = [one for text in read_texts(given.texts) for one in (1, *tokenizer(text).input_ids, 2)]
-    tokens = torch.tensor(ids[: given.windows * LENGTH]).view(-1, LENGTH)
+    tokens = cut_anywhere(tokenizer, read_texts(given.texts), given.windows, LENGTH)
     rows: list[dict[str, Any]] = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     done = {(row["part"], row["name"], row["at"]) for row in rows}
     for part, name, value, measured in conditions(runs, tokenizer, tokens, given.turns):

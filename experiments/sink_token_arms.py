@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from _settings import Arguments, run_script
+from _windows import cut_anywhere
 from sink_token_movement import moves
 
 import sinkscope
@@ -37,8 +38,7 @@ LENGTH, BATCH = 128, 32
 def measure(folder: Path, texts: list[str], windows: int, rules: list[str]) -> dict[str, Any]:
     """Return for each rule and masked share the nats a masked token of each window, and the attention hidden."""
     model, recipe = sinkscope.load(str(folder), dtype=torch.float32), read_recipe(folder)
-    ids = [one for text in texts for one in (1, *model.tokenizer(text, add_special_tokens=False).input_ids, 2)]
-    tokens = torch.tensor(ids[: windows * LENGTH]).view(-1, LENGTH)
+    tokens = cut_anywhere(model.tokenizer, texts, windows, LENGTH)
     found: dict[str, Any] = {}
     for text in (*rules, "sink-token") if recipe.sink_token != "none" else rules:
         rule, source = parse_rule(text), torch.Generator().manual_seed(1)

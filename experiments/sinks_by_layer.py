@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from _settings import Arguments, run_script
+from _windows import cut_anywhere, half_of
 from torch import Tensor
 
 import sinkscope
@@ -111,8 +112,7 @@ def along(folder: Path, tokenizer: Any) -> list[dict[str, Any]]:
     run, rows = open_run(folder), []
     canvases, _ = held_out_rows(run.recipe, tokenizer, None, 16)
     tokens = torch.from_numpy(np.stack([one[:LENGTH] for one in canvases]))
-    chosen = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
-    chosen[:, 0] = False
+    chosen = half_of(tokens)
     for update in sorted(run.weights):
         network = network_at(run, update, tokenizer)
         text = tokens.masked_fill(chosen, network.config.mask_token_id)
@@ -187,11 +187,8 @@ def main() -> None:
     given = parser.parse_args()
     causal, trained = (sinkscope.load(name, dtype=torch.float32) for name in ("smollm2", "smollm2-diffusion"))
     texts = read_texts(given.texts)
-    ids = [one for text in texts for one in (1, *causal.tokenizer(text, add_special_tokens=False).input_ids, 2)]
-    tokens = torch.tensor(ids[: given.windows * LENGTH]).view(-1, LENGTH)
-    chosen = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
-    chosen[:, 0] = False
-    masked, rows, keys = tokens.masked_fill(chosen, trained.card.mask_id), {}, torch.empty(0)
+    tokens = cut_anywhere(causal.tokenizer, texts, given.windows, LENGTH)
+    masked, rows, keys = tokens.masked_fill(half_of(tokens), trained.card.mask_id), {}, torch.empty(0)
     both = untrained(causal, "smollm2-diffusion")
     for name, model, text in (
         ("causal, masked text", causal, masked),

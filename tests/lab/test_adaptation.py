@@ -12,6 +12,7 @@ from sinkscope.lab.recipes import RECIPES, Adaptation
 from sinkscope.lab.run_folder import read_recipe
 from sinkscope.lab.starting_network import held_out_losses, hidden, save_adapter, seen_keys, start
 from sinkscope.lab.training import train, train_checkpoint
+from sinkscope.models.folders import find_folder
 
 MIX = replace(RECIPES["adapted"].canvases, tokens=128, lengths=(64,), templates=("buy",))
 SMALL = replace(
@@ -204,3 +205,8 @@ def test_an_adaptation_trains_as_the_command_says(run, tmp_path):
     assert status == 0, err
     recipe = read_recipe(tmp_path / "out")
     assert (recipe.canvases.tokens, recipe.whole_canvas_share, recipe.learning_rate) == (256, 0.5, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["smollm2-diffusion", "smollm2-problems", "smollm2-problems-diffusion"])
+def test_the_recipe_of_a_bundled_adapter_is_whole(name):
+    assert read_recipe(find_folder(name)).adaptation is not None

@@ -16,13 +16,14 @@ PROMPT = (
     "Question: Tom has 7 apples and buys 5 more. Then he gives 4 apples to Ann. How many apples does Tom have now?\n"
     "Answer:"
 )
-TOP, RANDOM = "top:1", "random:1"
+TOP, EQUAL, RANDOM = "top:1", "rowmass:1", "random:1"
 SAMPLED = {"dream": {"algorithm": "origin", "temperature": 0.8, "top_p": 0.9, "seed": 0}}
 CAPTION = (
     "Nats per token of one text, the prompt and the first model's answer: a causal model reads the answer behind the "
     "prompt and loses keys in the answer's queries; a diffusion model fills masks in 32 random canvases and loses them "
-    "in all queries. Attention removed: the share that the hidden keys would have got. One text has no interval; "
-    "`sinkscope likelihood` measures many."
+    "in all queries. Attention removed: the share that the hidden keys would have got. rowmass hides random keys that "
+    "hold as much as the largest, as far as there are such. One text has no interval; `sinkscope likelihood` measures "
+    "many."
 )
 
 
@@ -63,29 +64,31 @@ class Demo(Command):
                 settings = {"length": self.length, **SAMPLED.get(model.family.name, {})}
                 if not model.family.causal:
                     settings["steps"] = self.length
-                rule = f"{TOP}@last_row" if model.family.causal else TOP
+                rules = [f"{one}@last_row" if model.family.causal else one for one in (TOP, EQUAL)]
                 with sinkscope.recording(model, out=out / "traces" / name, overwrite=self.overwrite or begun):
                     answer = sinkscope.generate(model, self.prompt, **settings).text
-                with sinkscope.parse_rule(rule)(model):
-                    hidden = sinkscope.generate(model, self.prompt, **settings).text
+                written = {"": answer}
+                for rule in rules:
+                    with sinkscope.parse_rule(rule)(model):
+                        written[rule] = sinkscope.generate(model, self.prompt, **settings).text
                 text = self.prompt + answer if text is None else text
                 ids, prompt = model.tokenize(text), model.tokenize(self.prompt)
                 cut: dict[str, Any] = {"context": len(prompt), "answer": len(ids) - len(prompt)}
                 if cut["answer"] < 8:  # an answer that ended at once: judge the second half of the text
                     cut = {"context": len(ids) // 2, "answer": len(ids) - len(ids) // 2}
-                judged = {row["hide"]: row for row in text_likelihood(model, [text], [rule, RANDOM], **cut)["rows"]}
-                changed = list(judged.values())[1:]
+                rules.append(RANDOM)
+                judged = text_likelihood(model, [text], rules, **cut)["rows"]
                 traces.append(sinkscope.open_trace(out / "traces" / name))
                 where = headline(traces[-1])
                 costs = ", ".join(
                     f"{one} {row['difference']:+.2f} nats a token ({row['removed_share']:.0%} of the attention removed)"
-                    for one, row in zip((rule, RANDOM), changed, strict=True)
+                    for one, row in zip(rules, judged[1:], strict=True)
                 )
                 say(f"{name}: {where} Hidden: {costs}.")
-                say(f"  writes        {answer!r}\n  under {rule}  {hidden!r}")
-                for (hide, row), written in zip(judged.items(), (answer, hidden, ""), strict=True):
+                say("\n".join(f"  {f'under {rule}' if rule else 'writes':26}{one!r}" for rule, one in written.items()))
+                for rule, row in zip(["", *rules], judged, strict=True):
                     more, removed = f"{row['difference']:+.2f}", f"{row['removed_share']:.0%}"
-                    rows.append([name, hide, f"{row['nats']:.2f}", more, removed, written])
+                    rows.append([name, row["hide"], f"{row['nats']:.2f}", more, removed, written.get(rule, "")])
             missing: list[str] = []
             drawn = figures.draw_figures(traces, out / "figures", compare=len(traces) > 1, say=missing.append)
             columns = ["model", "hidden", "nats a token", "more", "attention removed", "writes"]
