@@ -15,6 +15,7 @@ SHORTER = {
     "sinkscope figures a.trace b.trace": ["--only", "3"],
     "sinkscope analyse": ["--no-choice"],
     "sinkscope likelihood smollm2": ["--limit", "1"],
+    "sinkscope roles smollm2": ["--dry-run"],
     "sinkscope roles lab-diffusion --out": ["--problems", "10", "--canvases", "1"],
     "sinkscope trace MODEL": ["--length", "4"],
     "sinkscope trace lab-sink-token": ["--length", "16", "--block", "16"],
@@ -46,6 +47,7 @@ def folder(tmp_path_factory):
         with sinkscope.recording(model, out=place / f"{name}.trace"):
             sinkscope.generate(model, PROMPT.replace("7", str(count)), length=16, block=16, steps=16)
     (place / "prompts.jsonl").write_text(json.dumps({"prompt": PROMPT}) + "\n")
+    (place / "problems.jsonl").write_text(10 * (json.dumps({"prompt": PROMPT}) + "\n"))
     (place / "text.txt").write_text((DOCS / "glossary.md").read_text())
     return place
 
