@@ -1,5 +1,6 @@
 """What statistics need of a step, reduced on the device, is what NumPy makes of whole columns."""
 
+import copy
 import json
 import sys
 import zlib
@@ -249,7 +250,7 @@ def test_a_statistic_of_another_package_gets_whole_columns(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["causal", "blocks behind a cache"])
 def test_columns_that_run_over_the_steps_arrive_whole(kind, gpu, autoregressive_folder, tmp_path, monkeypatch):
-    model = sinkscope.load(str(autoregressive_folder)) if kind == "causal" else seeded_model("sdar", 2)
+    model = sinkscope.load(str(autoregressive_folder)) if kind == "causal" else copy.deepcopy(seeded_model("sdar", 2))
     SimulatedGpu().move(model.network)
     settings = {"length": 4} if kind == "causal" else {"length": 6, "block": 3, "block_steps": 2}
     shapes, (about, _, _) = recorded(gpu, model, tmp_path / "whole", monkeypatch, **settings)
