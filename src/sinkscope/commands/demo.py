@@ -32,7 +32,7 @@ class Demo(Command):
     """Show the sinks of a causal model and of its diffusion sibling on one prompt, and what hiding them does.
 
     Attributes:
-        prompt: text that every model continues.
+        prompt: text that every model continues; a chat model may say nothing behind a bare question.
         models: their names, separated by commas.
         out: a new or empty folder.
         length: tokens to write.
