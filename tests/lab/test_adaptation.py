@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import sinkscope
-from sinkscope.errors import CallError
+from sinkscope.errors import CallError, ModelError
 from sinkscope.lab.recipes import RECIPES, Adaptation
 from sinkscope.lab.run_folder import read_recipe
 from sinkscope.lab.starting_network import held_out_losses, hidden, save_adapter, seen_keys, start
@@ -106,7 +106,7 @@ def test_a_training_goes_on_with_an_adapter(objective, tmp_path):
         start(replace(further, adaptation=Adaptation(rank=4)))
     config = tmp_path / "first" / "config.json"
     config.write_text(config.read_text().replace('"sinkscope_base": "', '"sinkscope_base": "0'))
-    with pytest.raises(CallError, match="expected the base that it was trained on"):
+    with pytest.raises(ModelError, match="expected the base that it was trained on"):
         start(further)
 
 

@@ -25,10 +25,18 @@ from sinkscope.lab.recipes import Adaptation, Recipe
 from sinkscope.lab.texts import Corpus, TextCanvases, Texts, draw_windows
 from sinkscope.models import Model, add_sink_token, load
 from sinkscope.models.family import MARK, MARK_FIRST, MARK_POSITIONS
-from sinkscope.models.folders import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_HASH, base_name, find_folder, is_adapter
+from sinkscope.models.folders import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    BASE_HASH,
+    base_name,
+    compare_base,
+    find_folder,
+    is_adapter,
+    read_config,
+)
 from sinkscope.models.loading import outline
 from sinkscope.models.sink_token import sink_parameters, variant_of
-from sinkscope.runs.files import read_json_object
 
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATES = (0.15, 0.5, 0.85)
@@ -133,7 +141,8 @@ def base_of(recipe: Recipe) -> tuple[str, Path | None]:
 
 def start(recipe: Recipe) -> Any:
     """Return the network of the model to start from, fp32, with its sink and the weights that are to be trained; raise
-    CallError where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free.
+    CallError where peft is missing, the base is no Llama, Qwen2 or Qwen3 that looks back, or no token is free;
+    ModelError where the adapter was trained on another base.
     """
     adaptation, (base, adapter), objective = recipe.adaptation, base_of(recipe), recipe.objective
     assert adaptation is not None
@@ -164,9 +173,7 @@ def start(recipe: Recipe) -> Any:
     if adaptation.rank is None:
         return network.requires_grad_(True)
     if adapter is not None:
-        begun_on = read_json_object(adapter / "config.json", CallError).get(BASE_HASH)
-        if begun_on not in (None, model.card.weight_hash):
-            raise CallError(f"{adapter}: expected the base that it was trained on, found other weights in {base}")
+        compare_base(adapter, read_config(adapter), model.card.weight_hash)
     setattr(network.config, BASE_HASH, model.card.weight_hash)
     from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
     from safetensors.torch import load_file

@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -51,6 +51,13 @@ def base_name(folder: Path) -> str:
     name = read_json_object(folder / ADAPTER_CONFIG, ModelError, "fetch the file again")["base_model_name_or_path"]
     beside = folder / name
     return str(beside) if beside.exists() and not Path(name).exists() else name
+
+
+def compare_base(folder: Path, config: Mapping[str, Any], weight_hash: str) -> None:
+    """Raise ModelError where an adapter's config.json names other weights of its base than these."""
+    if config.get(BASE_HASH) not in (None, weight_hash):
+        base = base_name(folder)
+        raise ModelError(f"{folder}: expected the base that it was trained on, found other weights in {base}")
 
 
 def bundled_folder(name: str) -> Path:

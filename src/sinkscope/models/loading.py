@@ -83,8 +83,7 @@ def load(
     alone = plan if whole == folder else replace(plan, variant=None)  # the sink is the adapter's
     network, used = _network(alone, whole, tensors, wanted, device_map)
     if whole != folder:
-        if plan.config.get(folders.BASE_HASH) not in (None, _hash(files)):
-            raise ModelError(f"{folder}: expected the base that it was trained on, found other weights in {whole}")
+        folders.compare_base(folder, plan.config, _hash(files))
         network, used = _merge(network, folder, plan.variant), None
         files = [*files, folder / folders.ADAPTER_WEIGHTS]
     if device_map is None:
