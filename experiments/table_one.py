@@ -93,7 +93,12 @@ def pair_rounds() -> list[Round]:
         Round(a, sums, [one for rule in drawn for one in seeded(f"{rule}{last}")], 303),
         Round(d, sums, [one for rule in drawn for one in seeded(rule) if one not in first], 303),
         Round(d, sums, ["top:1@layers=3-10", "top:1@layers=11-29"], 303),
-        Round(d, sums, [f"{kind}:1@seed=0,layers=11-29" for kind in ("rowmass", "random")], 303),
+        Round(
+            d,
+            sums,
+            [f"{kind}:1@seed=0,layers={part}" for part in ("11-29", "3-10") for kind in ("rowmass", "random")],
+            303,
+        ),
         Round(a, "lab-arith", ["none"], 300, 0),
         Round(d, "lab-arith", ["none"], 100, 0),
         Round(a, sums, tops, 303),
