@@ -99,13 +99,13 @@ def test_tokens_that_mean_something_to_a_training_are_refused_in_a_text():
         TextCanvases(Texts("odd", lines_of), Texts("odd", lines_of).tokenizer(270), MIX)
 
 
-@pytest.mark.slow
 def test_a_text_shorter_than_a_canvas_is_refused():
     texts = Texts("short", (Document("", "a short text"),))
     with pytest.raises(TrainingError, match="short: expected 30 tokens, a canvas, or more, found"):
         TextCanvases(texts, texts.tokenizer(), MIX)
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_on_the_users_text(poem, tmp_path):
     out = train_checkpoint(TINY, tmp_path / "model", texts=read_texts(poem))
     model = sinkscope.load(str(out))
